@@ -15,9 +15,12 @@ from mpload.cli.summary import summarise
 from mpload.cli.terminal import progress_bar
 from mpload.errors import ArgumentError, IndexFormatError
 from mpload.images.decoders import ImageDecoder
-from mpload.index.copying import local_copy
-from mpload.index.index import Index
+from mpload.index.copying import copy_of_url
+from mpload.index.derived import derived_paths
+from mpload.index.index import Index, sidecar_path
 from mpload.index.opening import open_index
+from mpload.index.parts_index import PartsIndex
+from mpload.index.parts_text import is_part_list
 from mpload.index.sidecar import find_sidecar
 from mpload.index.text import read_header
 from mpload.ingest.checking import check_index, check_lines
@@ -52,7 +55,7 @@ def inspect(
     if report is not None and not check:
         raise ArgumentError("--report names the file for the findings of --check. Add --check")
     is_copied = is_url(path)
-    lines = local_copy(path)[0] if is_copied else Path(path)
+    lines = copy_of_url(path)[0] if is_copied else Path(path)
     report = report or _default_report(Path(lines.name) if is_copied else lines)
     check_output(report if check else None)
     check_picture(grid, suffixes=(".png", ".html"))
@@ -60,7 +63,7 @@ def inspect(
     try:
         index, is_fresh = _open(path, lines)
     except IndexFormatError:
-        if not check:
+        if not check or is_part_list(lines):
             raise
         findings = write_findings(check_lines(lines), report)
         if not findings.num_findings:
@@ -92,9 +95,14 @@ def _default_report(path: Path) -> Path:
 
 def _open(path: str, lines: Path) -> tuple[Index, bool]:
     """Open the index, whose text is in the file `lines`, and say whether its sidecar was there and fitted."""
-    is_fresh = find_sidecar(lines, read_header(lines)) is not None
+    is_fresh = not is_part_list(lines) and find_sidecar(lines, read_header(lines)) is not None
+    paths = derived_paths(lines, suffix=".mpx", folder="sidecars")
+    before = {each.stat().st_ino for each in paths if each.exists()}
     with progress_bar("building the sidecar") as tell:
-        return open_index(path, progress=tell), is_fresh
+        index = open_index(path, progress=tell)
+    if isinstance(index, PartsIndex):
+        is_fresh = sidecar_path(index).stat().st_ino in before
+    return index, is_fresh
 
 
 def _show(facts: dict[str, Any], text: str, findings: Findings | None, *, as_json: bool) -> None:

@@ -7,7 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpload.index.columns import format_columns
-from mpload.index.index import Index, Record, header_of, sidecar_of
+from mpload.index.index import Index, Record, file_sizes, header_of, sidecar_path
+from mpload.index.parts_index import PartsIndex
 from mpload.samples.row_index import RowIndex, find_row_index
 from mpload.storage.remote import redacted
 from mpload.units import format_bytes, format_count, format_counted
@@ -58,7 +59,7 @@ class Summary:
 
     index: Index
     sidecar_was_fresh: bool
-    """Whether a sidecar that matches the index already existed."""
+    """Of an index of parts, that of their list. Whether a sidecar that matches the index already existed."""
     text_bytes: int
     sidecar_bytes: int
     row_index: RowIndex | None
@@ -72,12 +73,13 @@ class Summary:
         return {
             "path": str(index.path),
             "num_samples": len(index),
+            "num_parts": index.num_parts if isinstance(index, PartsIndex) else None,
             "columns": format_columns(index.columns),
             "root": redacted(index.root),
             "fingerprint": index.fingerprint,
             "text_bytes": self.text_bytes,
             "sidecar": {
-                "path": str(sidecar_of(index).path),
+                "path": str(sidecar_path(index)),
                 "was_fresh": self.sidecar_was_fresh,
                 "num_bytes": self.sidecar_bytes,
             },
@@ -112,12 +114,13 @@ class Summary:
         lines = [
             f"{index.path}",
             f"samples      {format_count(num_samples)}",
+            *([f"parts        {format_count(index.num_parts)}"] if isinstance(index, PartsIndex) else []),
             f"columns      {format_columns(index.columns)}",
             f"root         {redacted(index.root)}",
             f"fingerprint  {index.fingerprint}",
             f"text         {format_bytes(self.text_bytes)}, {self.text_bytes / num_samples:.1f} bytes per sample",
             f"sidecar      {format_bytes(self.sidecar_bytes)}, {self.sidecar_bytes / num_samples:.1f} bytes per sample",
-            f"             {state}: {sidecar_of(index).path}",
+            f"             {state}: {sidecar_path(index)}",
         ]
         if self.row_index is not None:
             lines += [f"row index    {row_index_text(self.row_index)}", f"             {self.row_index.path}"]
@@ -141,11 +144,12 @@ def summarise(index: Index, *, is_fresh: bool, num_records: int) -> Summary:
 
     Memory: 8 bytes per class, and a few megabytes.
     """
+    text_bytes, sidecar_bytes = file_sizes(index)
     return Summary(
         index=index,
         sidecar_was_fresh=is_fresh,
-        text_bytes=index.path.stat().st_size,
-        sidecar_bytes=sidecar_of(index).file_bytes,
+        text_bytes=text_bytes,
+        sidecar_bytes=sidecar_bytes,
         row_index=find_row_index(index),
         labels=count_labels(index),
         sizes=measure_sizes(index),

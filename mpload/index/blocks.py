@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from mpload.errors import ArgumentError
 from mpload.index.columns import ColumnType
-from mpload.index.index import Index, header_of, misfit, read_text, sidecar_of, text_bytes
+from mpload.index.index import Index, header_of, misfit, parts_of, read_text, sidecar_of, text_bytes
 from mpload.index.lines import Lines, cells_of
 from mpload.index.lookup import SidecarFile
 from mpload.units import MIB
@@ -35,8 +35,10 @@ class Block:
     Memory: the lines, at most about 8 MB, and a few numbers per sample.
     """
 
-    def __init__(self, *, index: Index, first_id: int, starts: NDArray[np.int64]) -> None:
+    def __init__(self, *, index: Index, first_row: int, starts: NDArray[np.int64], first_id: int) -> None:
         self.index = index
+        """The index, or the one of its parts that has these samples."""
+        self._first_row = first_row  # there
         self.first_id = first_id
         self.starts = starts
         """int64 [n + 1]: where each line starts in the text, and where the last one ends."""
@@ -53,7 +55,7 @@ class Block:
         """
         starts = self.starts - self.starts[0]
         data = read_text(self.index, int(self.starts[0]), int(starts[-1]))
-        is_last = self.first_id + len(self) == sidecar_of(self.index).num_samples
+        is_last = self._first_row + len(self) == sidecar_of(self.index).num_samples
         text = np.frombuffer(data, np.uint8)
         if (text[starts[1 : -1 if is_last else None] - 1] != _NEWLINE).any():
             raise misfit(self.index)
@@ -62,33 +64,33 @@ class Block:
             end = data.find(b"\n", int(starts[-2]))
             bounds[-1, 1] = len(data) if end < 0 else end
         header = header_of(self.index)
-        rows = np.arange(self.first_id, self.first_id + len(self))
+        rows = np.arange(self._first_row, self._first_row + len(self))
         return Lines(
-            sample_ids=rows,
+            sample_ids=rows - self._first_row + self.first_id,
             rows=rows,
             data=data,
             bounds=bounds,
             cells=cells_of(data, bounds, header),
             header=header,
-            path=self.index.path,
+            where=self.index.where,
         )
 
     def sizes(self) -> NDArray[np.int64]:
         """Return the size of each sample, int64 [n]. They must have been measured."""
         sizes = self.index.nbytes
         assert sizes is not None, "the caller has checked it"
-        return np.asarray(sizes[self.first_id : self.first_id + len(self)])
+        return np.asarray(sizes[self._first_row : self._first_row + len(self)])
 
     def numbers(self, name: str) -> NDArray[np.int64] | NDArray[np.float64]:
         """Return a column of numbers, int64 [n] or float64 [n]: of the text, or `nbytes` of the sidecar."""
         header = header_of(self.index)
         names = [column.name for column in header.columns]
-        stop = self.first_id + len(self)
+        stop = self._first_row + len(self)
         if name not in names:
             return self.sizes()
         column = names.index(name)
         if column == header.label_column:
-            return np.asarray(self.index.labels[self.first_id : stop])
+            return np.asarray(self.index.labels[self._first_row : stop])
         if header.columns[column].type is ColumnType.FLOAT:
             return self._floats(column)
         values, is_parsed = self.lines.integers(column)
@@ -119,7 +121,12 @@ class Block:
 
 
 def blocks_of(index: Index) -> Iterator[Block]:
-    """Yield all samples of an index in order, in blocks."""
+    """Yield all samples of an index in order, in blocks, each of one part."""
+    for first_id, part in parts_of(index):
+        yield from _blocks_of(part, first_id)
+
+
+def _blocks_of(index: Index, first_id: int) -> Iterator[Block]:
     offsets = SidecarFile(sidecar_of(index)).columns["offset"]
     for first in range(0, len(index), _BLOCK_ROWS):
         stop = min(first + _BLOCK_ROWS, len(index))
@@ -131,7 +138,8 @@ def blocks_of(index: Index) -> Iterator[Block]:
         while place < stop - first:
             fitting = int(np.searchsorted(starts, starts[place] + _BLOCK_BYTES, side="right")) - 1
             last = max(place + 1, fitting)
-            yield Block(index=index, first_id=first + place, starts=starts[place : last + 1])
+            row = first + place
+            yield Block(index=index, first_row=row, starts=starts[place : last + 1], first_id=first_id + row)
             place = last
 
 

@@ -1,10 +1,11 @@
-"""Copies an index at a URL into the user's cache folder, once per machine and version.
+"""Copies an index to a local disk, once per machine and version: from a URL, or from a slow file system.
 
-The copy is made by a child process, `python -m mpload.index.copying`: the client of buckets starts threads, which the
+A URL is copied by a child process, `python -m mpload.index.copying`: the client of buckets starts threads, which the
 workers of a stock DataLoader, as forks of the training process, would lack. Processes that want the same index at the
 same time wait for the one that copies it.
 
-Each version has a folder of its own, `indexes/URL/VERSION` (both hashed), that is renamed into place when it is
+Copies are in the user's cache folder, or in a folder that the user names. Each version has a folder of its own,
+`URL/VERSION` (both hashed), that is renamed into place when it is
 complete. So a job that reads an older version is not disturbed. The folder holds the text, the sidecar and the row
 index if the server has them, and `copy.json`: the size, modification time and digest of the text. A copied sidecar is
 used only if its digest is that of the text.
@@ -26,7 +27,7 @@ import time
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import platformdirs
 
@@ -40,6 +41,7 @@ from mpload.errors import (
     StorageError,
 )
 from mpload.index.derived import machine_lock
+from mpload.index.open_file import open_text
 from mpload.index.sidecar import TextStamp, find_sidecar, stamp_in
 from mpload.index.text import read_header
 from mpload.storage.object_facts import ObjectFacts
@@ -48,7 +50,7 @@ from mpload.storage.remote import RemoteObjects, RemoteStorage, check_url
 from mpload.storage.remote_file import read_parts
 from mpload.units import MIB
 
-__all__ = ["local_copy", "main"]
+__all__ = ["copy_of_file", "copy_of_url", "main"]
 
 _CHECK_SECONDS, _CHECK_RETRY_SECONDS = 5.0, 10.0
 """Time limits for asking a server whether a copy is still current."""
@@ -61,10 +63,29 @@ _LOCK_SECONDS = 3600.0
 _FACTS = "copy.json"
 
 
-def local_copy(url: str, limits: RemoteStorage | None = None) -> tuple[Path, str]:
+def copy_of_file(source: str, folder: Path) -> Path:
+    """Return the path of a current copy of the index at an absolute path; `folder` holds all copies.
+
+    Memory: constant.
+    Process: if several processes of a machine call this at once, one makes the copy and the others wait.
+
+    Raises:
+        IndexNotFoundError: there is no index at the path.
+        IndexChangedError: the index was replaced while it was being copied.
+        StorageError: the index cannot be read, or the copy cannot be written.
+    """
+    return _ensure_copy(_Files(source), folder)[0]
+
+
+def copy_of_url(url: str, limits: RemoteStorage | None = None, folder: Path | None = None) -> tuple[Path, str]:
     """Return the path of a current copy of the index at `url`, and a warning or "".
 
     If the server does not answer, the latest copy is returned, with a warning.
+
+    Args:
+        url: the URL.
+        limits: time limits; None means the default ones.
+        folder: holds all copies; None means a folder in the user's cache folder.
 
     Memory: constant.
     Process: if several processes of a machine call this at once, one makes the copy and the others wait.
@@ -78,12 +99,13 @@ def local_copy(url: str, limits: RemoteStorage | None = None) -> tuple[Path, str
     """
     check_url(url)
     limits = limits or RemoteStorage()
+    folder = folder or platformdirs.user_cache_path("mpload") / "indexes"
     package_folder = str(Path(__file__).resolve().parents[2])
     paths = [package_folder, *filter(None, [os.environ.get("PYTHONPATH")])]
     with (
         tempfile.TemporaryFile() as log,
         subprocess.Popen(
-            [sys.executable, "-P", "-m", "mpload.index.copying", url]
+            [sys.executable, "-P", "-m", "mpload.index.copying", url, str(folder)]
             + [repr(seconds) for seconds in (limits.request_timeout_seconds, limits.retry_seconds)],
             env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
             stdin=subprocess.PIPE,  # its end tells the child that this process has died
@@ -111,11 +133,11 @@ def local_copy(url: str, limits: RemoteStorage | None = None) -> tuple[Path, str
 
 def main(arguments: Sequence[str]) -> None:
     """Make the copy, and write its path or the error to standard output."""
-    url, request_seconds, retry_seconds = arguments
+    url, folder, request_seconds, retry_seconds = arguments
     limits = RemoteStorage(request_timeout_seconds=float(request_seconds), retry_seconds=float(retry_seconds))
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
-        path, warning = _ensure_copy(url, limits)
+        path, warning = _ensure_copy(_Objects(url, limits), Path(folder))
         answer = {"path": os.fsencode(path).hex(), "warning": warning}
     except MploadError as error:
         answer = {"error": type(error).__name__, "message": str(error)}
@@ -127,33 +149,101 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-def _ensure_copy(url: str, limits: RemoteStorage) -> tuple[Path, str]:
-    above, _, name = url.rpartition("/")
-    if not name:
-        raise ArgumentError(f"{url}: is a folder. Give the URL of an index, such as {url}train.txt")
-    place = platformdirs.user_cache_path("mpload") / "indexes" / _hashed(url)
+class _Source(Protocol):
+    """Where an index is copied from."""
+
+    address: str
+    """Its URL or absolute path."""
+
+    def facts(self, name: str, *, has_copy: bool = False) -> ObjectFacts: ...
+    def fetch(self, name: str, facts: ObjectFacts, path: Path) -> None: ...
+
+
+class _Objects:
+    """An index at a URL, and what is beside it."""
+
+    def __init__(self, url: str, limits: RemoteStorage) -> None:
+        self.address = url
+        self._limits = limits
+        self._above, _, name = url.rpartition("/")
+        if not name:
+            raise ArgumentError(f"{url}: is a folder. Give the URL of an index, such as {url}train.txt")
+        self._objects = RemoteObjects(self._above, limits=limits)
+
+    def facts(self, name: str, *, has_copy: bool = False) -> ObjectFacts:
+        """Return the facts about an object; if there is a copy, do not wait long."""
+        objects = RemoteObjects(self._above, limits=_shorter(self._limits)) if has_copy else self._objects
+        try:
+            return objects.look_up(name)
+        except StorageError as error:
+            if error.errno == errno.ENOENT:
+                raise IndexNotFoundError(
+                    f"There is no index at {self._above}/{name}. Make one, and upload it: mpload index FOLDER -o {name}"
+                ) from None
+            raise
+
+    def fetch(self, name: str, facts: ObjectFacts, path: Path) -> None:
+        """Copy an object to a path."""
+        num_bytes = facts.num_bytes
+        with path.open("wb") as file:
+            if num_bytes is None or num_bytes <= _WHOLE_BYTES:
+                file.write(self._objects.read([ByteRange(name)])[0])
+            else:
+                read_parts(
+                    self._objects, name, 0, num_bytes, lambda offset, data: os.pwrite(file.fileno(), data, offset)
+                )
+
+
+class _Files:
+    """An index in a folder, and what is beside it."""
+
+    def __init__(self, path: str) -> None:
+        self.address = path
+
+    def facts(self, name: str, *, has_copy: bool = False) -> ObjectFacts:  # noqa: ARG002  for URLs
+        """Return the facts about a file."""
+        with open_text(Path(self.address).with_name(name)) as file:
+            stamp = TextStamp.of(file.fileno())
+        return ObjectFacts(num_bytes=stamp.num_bytes, version=str(stamp.mtime_ns))
+
+    def fetch(self, name: str, facts: ObjectFacts, path: Path) -> None:
+        """Copy a file to a path, and compare what was written with what was read."""
+        digest = hashlib.blake2b(digest_size=32)
+        with open_text(Path(self.address).with_name(name)) as file, path.open("wb") as copy:
+            while piece := file.read(_WHOLE_BYTES):
+                digest.update(piece)
+                copy.write(piece)
+        if path.stat().st_size != facts.num_bytes:
+            raise _changed(self)
+        if _digest_of(path) != digest.hexdigest():
+            raise StorageError(f"{path}: the copy differs from what was read of {self.address}. Is the disk damaged?")
+
+
+def _ensure_copy(source: _Source, folder: Path) -> tuple[Path, str]:
+    name = source.address.rpartition("/")[2]
+    place = folder / _hashed(source.address)
     latest = _latest(place, name)
     try:
-        facts = _facts_of(above, name, limits if latest is None else _shorter(limits))
+        facts = source.facts(name, has_copy=latest is not None)
     except OutageError as error:
         if latest is None:
             raise
         copied = datetime.fromtimestamp(_facts_in(latest)["copied_at"], UTC)
         return latest / name, f"{error}. The copy of {copied:%Y-%m-%d %H:%M} UTC is used, which may be out of date"
-    folder = place / _hashed(f"{facts.version} {facts.num_bytes}") if facts.version else None
-    if folder is None or not _is_intact(folder, name):
+    version = place / _hashed(f"{facts.version} {facts.num_bytes}") if facts.version else None
+    if version is None or not _is_intact(version, name):
         try:
-            folder = _copied(url, limits, facts, place, folder)
+            version = _copied(source, facts, place, version)
         except OSError as error:
             if isinstance(error, MploadError):
                 raise
             raise StorageError(
-                f"{url}: cannot be copied to {place}: {error.strerror or error}. Free some space there, or set "
-                "XDG_CACHE_HOME to a writable folder on another disk"
+                f"{source.address}: cannot be copied to {place}: {error.strerror or error}. Free some space there, or "
+                "have it copied to another disk: set XDG_CACHE_HOME, or pass local_copy to open_index"
             ) from error
     with contextlib.suppress(OSError):  # a folder that another user has filled
-        os.utime(folder / _FACTS)
-    return folder / name, ""
+        os.utime(version / _FACTS)
+    return version / name, ""
 
 
 def _shorter(limits: RemoteStorage) -> RemoteStorage:
@@ -163,33 +253,27 @@ def _shorter(limits: RemoteStorage) -> RemoteStorage:
     return RemoteStorage(request_timeout_seconds=request_seconds, retry_seconds=retry_seconds)
 
 
-def _facts_of(above: str, name: str, limits: RemoteStorage) -> ObjectFacts:
-    try:
-        return RemoteObjects(above, limits=limits).look_up(name)
-    except StorageError as error:
-        if error.errno == errno.ENOENT:
-            raise IndexNotFoundError(
-                f"There is no index at {above}/{name}. Make one, and upload it: mpload index FOLDER -o {name}"
-            ) from None
-        raise
+def _changed(source: _Source) -> IndexChangedError:
+    return IndexChangedError(f"{source.address}: changed while it was being copied. Open it again")
 
 
-def _copied(url: str, limits: RemoteStorage, facts: ObjectFacts, place: Path, folder: Path | None) -> Path:
+def _copied(source: _Source, facts: ObjectFacts, place: Path, folder: Path | None) -> Path:
     """Copy the index, and return the folder of the copy: `folder`, or one named by the digest if that is None."""
-    above, _, name = url.rpartition("/")
-    objects = RemoteObjects(above, limits=limits)
+    name = source.address.rpartition("/")[2]
     place.mkdir(parents=True, exist_ok=True)
-    busy = StorageError(f"{url}: another process has been copying it for {_LOCK_SECONDS:.0f} s. Try again later")
-    with machine_lock(f"{place.name}.copy", limit_seconds=_LOCK_SECONDS, busy=busy) as is_alone:
+    busy = StorageError(
+        f"{source.address}: another process has been copying it for {_LOCK_SECONDS:.0f} s. Try again later"
+    )
+    with machine_lock("copy", folder=place, limit_seconds=_LOCK_SECONDS, busy=busy) as is_alone:
         if folder is not None and _is_intact(folder, name):  # another process was faster
             return folder
         if is_alone:
             for left in place.glob(f"{platform.node()}.*.tmp"):  # by a process that was killed
                 shutil.rmtree(left, ignore_errors=True)
         with _new_folder(place) as new:
-            digest = _download(objects, name, facts, new)
-            if _facts_of(above, name, limits) != facts:
-                raise IndexChangedError(f"{url}: changed while it was being copied. Open it again")
+            digest = _download(source, name, facts, new)
+            if source.facts(name) != facts:
+                raise _changed(source)
             folder = folder or place / _hashed(digest)
             if not _is_intact(folder, name):
                 if folder.exists():  # damaged
@@ -214,17 +298,17 @@ def _new_folder(place: Path) -> Iterator[Path]:
         shutil.rmtree(new, ignore_errors=True)
 
 
-def _download(objects: RemoteObjects, name: str, facts: ObjectFacts, folder: Path) -> str:
+def _download(source: _Source, name: str, facts: ObjectFacts, folder: Path) -> str:
     """Copy the text, and the sidecar and the row index if there are any, into a folder; return the text's digest."""
     text = folder / name
-    _fetch(objects, name, facts, text)
+    source.fetch(name, facts, text)
     for suffix in (".mpx", ".mpr"):
         derived = folder / f"{name}{suffix}"
         try:
-            _fetch(objects, derived.name, objects.look_up(derived.name), derived)
+            source.fetch(derived.name, source.facts(derived.name), derived)
         except OutageError:
             raise
-        except StorageError:  # there is none: some servers then answer that access is denied
+        except MploadError:  # there is none: some servers then answer that access is denied
             derived.unlink(missing_ok=True)
     digest = _digest_of(text)
     _keep_if_fitting(text, Path(f"{text}.mpx"))
@@ -236,15 +320,6 @@ def _download(objects: RemoteObjects, name: str, facts: ObjectFacts, folder: Pat
         with path.open("rb") as file_to_keep:
             os.fsync(file_to_keep)
     return digest
-
-
-def _fetch(objects: RemoteObjects, name: str, facts: ObjectFacts, path: Path) -> None:
-    num_bytes = facts.num_bytes
-    with path.open("wb") as file:
-        if num_bytes is None or num_bytes <= _WHOLE_BYTES:
-            file.write(objects.read([ByteRange(name)])[0])
-        else:
-            read_parts(objects, name, 0, num_bytes, lambda offset, data: os.pwrite(file.fileno(), data, offset))
 
 
 def _keep_if_fitting(text: Path, sidecar: Path) -> None:

@@ -26,7 +26,7 @@ def derived_paths(text: Path, *, suffix: str, folder: str) -> list[Path]:
 
 
 @contextlib.contextmanager
-def machine_lock(name: str, *, limit_seconds: float, busy: MploadError) -> Iterator[bool]:
+def machine_lock(name: str, *, limit_seconds: float, busy: MploadError, folder: Path | None = None) -> Iterator[bool]:
     """Let one process of this machine at a time do the work called `name`.
 
     Yields True, or False if no lock can be made: then the work may be done twice, which is better than failing.
@@ -35,10 +35,11 @@ def machine_lock(name: str, *, limit_seconds: float, busy: MploadError) -> Itera
         name: name of the lock's file.
         limit_seconds: how long to wait for other processes.
         busy: the error that is raised after that time.
+        folder: the folder of the lock, on a local disk; None means the user's cache folder.
     """
     # The lock is in the cache folder, because flock needs a file that persists. It does not exclude other machines, but
     # publishing by a rename makes a race with them harmless.
-    folder = platformdirs.user_cache_path("mpload") / "locks"
+    folder = folder or platformdirs.user_cache_path("mpload") / "locks"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = FileLock(folder / f"{name}.lock", timeout=limit_seconds)
@@ -99,6 +100,8 @@ def found_or_made(
                 _publish(path, write)
                 made = find(path)
             except OSError as error:
+                if isinstance(error, MploadError):  # of what the file is made of
+                    raise
                 failures.append(error)
             else:
                 if made is not None:

@@ -7,16 +7,19 @@ gigabyte, and is only done if the fingerprints differ.
 
 import hashlib
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 
 from mpload.errors import IndexChangedError
-from mpload.index.index import Index, fingerprint_of, header_of, read_text, sidecar_of, text_bytes
+from mpload.index.index import Index, fingerprint_of, header_of, num_listed, read_text, sidecar_of, text_bytes
 from mpload.index.opening import open_index
-from mpload.storage.remote import RemoteStorage
+from mpload.index.parts_index import PartsIndex
+from mpload.index.parts_table import fingerprint_of_parts
+from mpload.storage.remote import RemoteStorage, redacted
 from mpload.units import MIB, format_count
 
-__all__ = ["first_samples", "grown", "is_prefix", "same_samples"]
+__all__ = ["first_samples", "grown", "is_prefix", "listed_part", "same_samples"]
 
 _ENDS = b"", b"\n", b"\r\n"
 """How the last line of an index may have ended before others were appended. Without a newline, one was added."""
@@ -35,16 +38,13 @@ def first_samples(index: Index, num_samples: int, *, fingerprint: str | None = N
     """
     if num_samples == len(index):
         return index
-    if not 0 < num_samples <= sidecar_of(index).num_samples:
+    if not 0 < num_samples <= num_listed(index):
         raise IndexChangedError(
-            f"{index.path}: has {format_count(sidecar_of(index).num_samples)} samples, but the run needs "
+            f"{index.path}: has {format_count(num_listed(index))} samples, but the run needs "
             f"{format_count(num_samples)}. Give every process the same file"
         )
     if fingerprint is None:
-        if num_samples == sidecar_of(index).num_samples:
-            fingerprint = fingerprint_of(sidecar_of(index).digest, num_samples, header_of(index))
-        else:
-            fingerprint = next(_fingerprints(index, num_samples))
+        fingerprint = _fingerprint(index, num_samples)
     shorter = object.__new__(type(index))
     shorter.__dict__.update(index.__dict__, _num_samples=num_samples, _fingerprint=fingerprint)
     return shorter
@@ -54,7 +54,7 @@ def is_prefix(index: Index, num_samples: int, fingerprint: str) -> bool:
     """Return whether the first samples of `index` are those of the index with this fingerprint."""
     if num_samples == len(index) and fingerprint == index.fingerprint:
         return True
-    return 0 < num_samples <= sidecar_of(index).num_samples and fingerprint in _fingerprints(index, num_samples)
+    return 0 < num_samples <= num_listed(index) and fingerprint in _fingerprints(index, num_samples)
 
 
 def grown(index: Index, *, storage: RemoteStorage | None = None) -> Index:
@@ -68,7 +68,12 @@ def grown(index: Index, *, storage: RemoteStorage | None = None) -> Index:
         IndexChangedError: the text has changed in another way.
         MploadError: the index cannot be opened, see `open_index`.
     """
-    now = open_index(index._source, allow_outside_root=index.allow_outside_root, storage=storage)  # noqa: SLF001
+    now = open_index(
+        index._source,  # noqa: SLF001
+        allow_outside_root=index.allow_outside_root,
+        storage=storage,
+        local_copy=index._copies,  # noqa: SLF001
+    )
     if not is_prefix(now, len(index), index.fingerprint) or now.columns != index.columns or now.root != index.root:
         raise IndexChangedError(
             f"{index.path}: was changed in another way than by appending lines: it no longer begins with the "
@@ -88,8 +93,35 @@ def same_samples(index: Index) -> Index:
     return first_samples(grown(index), len(index), fingerprint=index.fingerprint)
 
 
+def listed_part(
+    source: str, num_samples: int, fingerprint: str, *, allow_outside_root: bool, copies: Path | None
+) -> Index:
+    """Open a part of an index, which may have more lines by now than its list says.
+
+    Raises:
+        IndexChangedError: its first lines are not those of the list.
+        MploadError: the part cannot be opened, see `open_index`.
+    """
+    now = open_index(source, allow_outside_root=allow_outside_root, local_copy=copies)
+    if not is_prefix(now, num_samples, fingerprint):
+        raise IndexChangedError(
+            f"its part {redacted(source)} does not begin with the {format_count(num_samples)} samples that it had. "
+            "Bring it back, or list the parts again: mpload merge PART ... -o LIST --as-parts"
+        )
+    return first_samples(now, num_samples, fingerprint=fingerprint)
+
+
+def _fingerprint(index: Index, num_samples: int) -> str:
+    if isinstance(index, PartsIndex) or num_samples < num_listed(index):
+        return next(_fingerprints(index, num_samples))
+    return fingerprint_of(sidecar_of(index).digest, num_samples, header_of(index))
+
+
 def _fingerprints(index: Index, num_samples: int) -> Iterator[str]:
     """Yield the fingerprints that the first samples may have had as an index of their own."""
+    if isinstance(index, PartsIndex):
+        yield from _fingerprints_of_parts(index, num_samples)
+        return
     header, start, end = header_of(index), header_of(index).body_bytes, _end_of(index, num_samples)
     tail_bytes = min(len(_ENDS[-1]), end - start)
     digest = hashlib.blake2b(digest_size=32)
@@ -101,6 +133,15 @@ def _fingerprints(index: Index, num_samples: int) -> Iterator[str]:
             whole = digest.copy()
             whole.update(tail.removesuffix(ending))
             yield fingerprint_of(whole.hexdigest(), num_samples, header)
+
+
+def _fingerprints_of_parts(index: PartsIndex, num_samples: int) -> Iterator[str]:
+    whole, last, num_last = index.cut(num_samples)
+    if last is None:
+        yield fingerprint_of_parts(whole, index.columns)
+        return
+    for fingerprint in _fingerprints(last, num_last):
+        yield fingerprint_of_parts([*whole, fingerprint], index.columns)
 
 
 def _end_of(index: Index, num_samples: int) -> int:

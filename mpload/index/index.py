@@ -27,18 +27,22 @@ from mpload.units import MIB, format_count, format_facts, html_table
 __all__ = [
     "Index",
     "Record",
+    "file_sizes",
     "fingerprint_of",
     "header_of",
     "is_shortened",
     "lines_of",
     "map_lines",
     "misfit",
+    "num_listed",
+    "parts_of",
     "peers_of",
     "prefetch_lines",
     "read_text",
     "records_of",
     "require_files",
     "sidecar_of",
+    "sidecar_path",
     "text_bytes",
 ]
 
@@ -57,12 +61,15 @@ class Index:
     """
 
     def __init__(
-        self, *, path: Path, header: Header, layout: SidecarLayout, root: str, allow_outside_root: bool, source: str
-    ) -> None:
+        self, *, path: Path, header: Header, layout: SidecarLayout, root: str, allow_outside_root: bool, source: str,
+        copies: Path | None,
+    ) -> None:  # fmt: skip
         self.path = path
         """Absolute path of the text."""
         self._source = source
         """The path or URL that it was opened from."""
+        self._copies = copies
+        """The folder of copies on a local disk, if it was opened with one."""
         self._header = header
         self.root = root
         """The folder or URL that paths are relative to."""
@@ -190,18 +197,22 @@ class Index:
 
     def _lines(self, ids: NDArray[np.int64]) -> Lines:
         rows = self._rows(ids)
-        bounds = np.empty((len(ids), 2), np.int64)
+        data, bounds = self._read(rows)
+        cells = cells_of(data, bounds, self._header)
+        return Lines(
+            sample_ids=ids, rows=rows, data=data, bounds=bounds, cells=cells, header=self._header, where=self.where
+        )
+
+    def _read(self, rows: NDArray[np.int64]) -> tuple[bytes, NDArray[np.int64]]:
+        """Return parts of the text that contain all lines, and where each starts and ends in them, int64 [n, 2]."""
+        bounds = np.empty((len(rows), 2), np.int64)
         read = None if NATIVE is None else NATIVE.read(self._files(), self._maps, rows, bounds)
         if read is not None:
             data, self._num_missed = read
-        else:
-            lines = self._read_lines(rows)
-            ends = np.cumsum([0, *map(len, lines)], dtype=np.int64)
-            data, bounds = b"".join(lines), np.stack([ends[:-1], ends[1:]], axis=1)
-        cells = cells_of(data, bounds, self._header)
-        return Lines(
-            sample_ids=ids, rows=rows, data=data, bounds=bounds, cells=cells, header=self._header, path=self.path
-        )
+            return data, bounds
+        lines = self._read_lines(rows)
+        ends = np.cumsum([0, *map(len, lines)], dtype=np.int64)
+        return b"".join(lines), np.stack([ends[:-1], ends[1:]], axis=1)
 
     def _rows(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the number of each sample's line; see `Lines.rows`."""
@@ -213,6 +224,18 @@ class Index:
     def _prefetch(self, sample_ids: Callable[[], NDArray[np.int64]]) -> None:
         if self._num_missed and NATIVE is not None:
             self._num_missed = NATIVE.ask(self._files(), self._rows(sample_ids()))
+
+    def _num_listed(self) -> int:
+        return self._layout.num_samples
+
+    def _parts(self) -> "Iterator[tuple[int, Index]]":
+        yield 0, self
+
+    def _sidecar_path(self) -> Path:
+        return self._layout.path
+
+    def _file_sizes(self) -> tuple[int, int]:
+        return self._stamp[0], self._layout.file_bytes
 
     def _peers(self, sample_id: int) -> range:  # noqa: ARG002  for indexes in which it matters
         return range(len(self))
@@ -330,7 +353,25 @@ def header_of(index: Index) -> Header:
 
 def is_shortened(index: Index) -> bool:
     """Return whether the text of an index has further lines: see `mpload.index.growth`."""
-    return len(index) < sidecar_of(index).num_samples
+    return len(index) < num_listed(index)
+
+
+def num_listed(index: Index) -> int:
+    """Return the number of lines in the text, which may be more than the index has samples."""
+    return index._num_listed()  # noqa: SLF001  as above
+
+
+def parts_of(index: Index) -> Iterator[tuple[int, Index]]:
+    """Yield the indexes with a text of their own that make up an index, each after the sample_id of its first sample.
+
+    An index is its only part, unless it was opened from a list of parts.
+    """
+    return index._parts()  # noqa: SLF001  as above
+
+
+def file_sizes(index: Index) -> tuple[int, int]:
+    """Return the bytes of the text and of the sidecar; of an index of parts, the sums over all of them."""
+    return index._file_sizes()  # noqa: SLF001  as above
 
 
 def map_lines(index: Index) -> None:
@@ -377,6 +418,11 @@ def lines_of(index: Index, sample_ids: ArrayLike) -> Lines:
         SidecarError: the sidecar was truncated.
     """
     return index._lines(np.asarray(sample_ids, np.int64).reshape(-1))  # noqa: SLF001
+
+
+def sidecar_path(index: Index) -> Path:
+    """Return the path of an index's sidecar, or of that of its list of parts."""
+    return index._sidecar_path()  # noqa: SLF001
 
 
 def text_bytes(index: Index) -> int:

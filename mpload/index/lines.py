@@ -5,9 +5,9 @@ lines, and numbers and spans that are not plain, are left to `Lines.record`, whi
 Where the native module was not built, that is all of them.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from mmap import mmap
-from pathlib import Path
 from typing import Final, Protocol
 
 import numpy as np
@@ -79,8 +79,8 @@ class Lines:
     cells: NDArray[np.int64]
     """int64 [n, num_columns, 2]: where each cell starts and ends in `data`; -1 if `record` must parse the line."""
     header: Header
-    path: Path
-    """Path of the text."""
+    where: Callable[[int], str]
+    """Returns the file and line number of a row, such as `train.txt:17`."""
 
     def __len__(self) -> int:
         return len(self.sample_ids)
@@ -107,7 +107,7 @@ class Lines:
                 records.append(Record(sample_id, tuple(parse(data[start:end])), columns))
         except ValueError as error:
             row = int(self.rows[part][len(records)])
-            raise IndexFormatError(f"{self.path}:{self.header.num_lines + row + 1}: {error}") from error
+            raise IndexFormatError(f"{self.where(row)}: {error}") from error
         return records
 
     def integers(self, column: int) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:

@@ -208,17 +208,20 @@ class SidecarColumn:
             return part.last_bytes
         return part.first_bytes + batch // BATCH_ROWS * part.stride_bytes
 
+    def between(self, start: int, stop: int) -> NDArray[Any]:
+        """Return rows `start` to `stop` (exclusive) as a new array."""
+        out: NDArray[Any] = np.empty(stop - start, self.dtype)
+        for first in range(start // _READ_ROWS * _READ_ROWS, stop, _READ_ROWS):
+            low, high = max(first, start), min(first + _READ_ROWS, stop)
+            out[low - start : high - start] = self._rows(low, high)
+        return out
+
     def __getitem__(self, key: Any) -> Any:
         if isinstance(key, slice):
             start, stop, step = key.indices(len(self))
             if step != 1:
                 return self.take(np.arange(start, stop, step, dtype=np.int64))
-            stop = max(start, stop)
-            out: NDArray[Any] = np.empty(stop - start, self.dtype)
-            for first in range(start // _READ_ROWS * _READ_ROWS, stop, _READ_ROWS):
-                low, high = max(first, start), min(first + _READ_ROWS, stop)
-                out[low - start : high - start] = self._rows(low, high)
-            return out
+            return self.between(start, max(start, stop))
         ids = np.asarray(key)
         if ids.dtype == np.bool_ and ids.shape == self.shape:
             ids = np.flatnonzero(ids)

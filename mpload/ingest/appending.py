@@ -23,6 +23,7 @@ from mpload.index.columns import Cell, Column, format_columns
 from mpload.index.derived import machine_lock
 from mpload.index.index import Index, header_of
 from mpload.index.opening import open_index
+from mpload.index.parts_index import PartsIndex
 from mpload.index.publishing import check_out, new_file
 from mpload.index.sidecar import Progress, TextStamp
 from mpload.index.text import Dialect, Header, format_header, format_line, line_parser
@@ -120,6 +121,11 @@ def append_to_index(
     name = hashlib.blake2b(os.fsencode(file), digest_size=16).hexdigest()
     with machine_lock(f"{name}.append", limit_seconds=_LOCK_SECONDS, busy=busy):
         old, stamp = open_index(target), TextStamp.of(target)
+        if isinstance(old, PartsIndex):
+            raise ArgumentError(
+                f"{target}: lists parts. Append to the last of them, or index what is new as a further part; then list "
+                "them again: mpload merge PART ... -o LIST --as-parts"
+            )
         if header_of(old).dialect is not Dialect.NATIVE:
             raise ArgumentError(f"{target}: is a plain list, not an index. Make an index of it: mpload index {target}")
         with open_source(source, columns=columns, root=root, folder=folder, out=target) as rows:

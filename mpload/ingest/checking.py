@@ -1,7 +1,8 @@
 """Checks an index and the files that it lists. Each fault is one finding."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from numpy.typing import NDArray
 
 from mpload.errors import MploadError, SidecarError, StorageError, cause_of
 from mpload.index.columns import Cell, ColumnType, path_of, range_of
-from mpload.index.index import Index, header_of, sidecar_of
+from mpload.index.index import Index, header_of, is_shortened, parts_of, sidecar_of
 from mpload.index.lookup import SidecarFile
 from mpload.index.sidecar import Progress
 from mpload.index.text import read_header
@@ -84,6 +85,20 @@ def check_index(
     """
     if (unchecked := _unchecked_files(index)) is not None:
         yield Finding(where=str(index.path), sample_id=None, path=None, cause=unchecked)
+    for first_id, part in parts_of(index):
+        tell = None if progress is None else partial(_tell, progress, first_id)
+        for finding in _check_part(part, decode, num_workers, tell):
+            sample_id = finding.sample_id
+            yield finding if sample_id is None else replace(finding, sample_id=sample_id + first_id)
+
+
+def _tell(progress: Progress, first_id: int, num_samples: int) -> None:
+    progress(first_id + num_samples)
+
+
+def _check_part(
+    index: Index, decode: Callable[[bytes], object] | None, num_workers: int, progress: Progress | None
+) -> Iterator[Finding]:
     done = 0
     check = _Check(index, decode)
     for findings, num_lines in map_in_threads(check, _chunks(index), num_workers=num_workers):
@@ -118,6 +133,8 @@ def _chunks(index: Index) -> Iterator[_Chunk]:
     """
     columns = SidecarFile(sidecar_of(index)).columns
     lines = read_lines(index.path, header_of(index))
+    if is_shortened(index):
+        lines = islice(lines, len(index))
     first = 0
     offsets_match = True
     while chunk := list(islice(lines, _CHUNK_SAMPLES)):

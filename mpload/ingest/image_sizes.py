@@ -11,6 +11,7 @@ from mpload.errors import ArgumentError, SampleError
 from mpload.index.columns import Cell, ColumnType
 from mpload.index.index import Index, Record, header_of, require_files, sidecar_of
 from mpload.index.lookup import SidecarColumn, SidecarFile, SidecarLayout
+from mpload.index.parts_index import PartsIndex
 from mpload.index.sidecar import Progress, rewrite_sidecar
 from mpload.ingest.threads import map_in_threads
 from mpload.storage.ranges import Span
@@ -44,6 +45,8 @@ def measure_sizes(
     Memory: constant.
     """
     require_files(index, what="the measurement of sizes")
+    if isinstance(index, PartsIndex):
+        raise ArgumentError(f"{index.path}: lists parts. Measure the sizes of each: mpload index SOURCE --stat -o PART")
     for column in index.columns:
         if column.type in {ColumnType.LMDB, ColumnType.ROW}:
             raise ArgumentError(f"{index.path}: sizes of {column.type} values cannot be measured. Build without sizes")

@@ -3,14 +3,16 @@
 import os
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
-from typing import Self
 
 from mpload.errors import ArgumentError, MploadWarning
 from mpload.index.columns import Cell, format_columns
-from mpload.index.copying import local_copy
+from mpload.index.copying import copy_of_url
 from mpload.index.opening import open_index, root_at, root_of
+from mpload.index.parts_index import PartsIndex
+from mpload.index.parts_text import is_part_list
 from mpload.index.publishing import check_out
 from mpload.index.sidecar import Progress
 from mpload.index.text import Header, read_header
@@ -33,22 +35,29 @@ class _Source:
     """It, or a copy of it."""
     header: Header
     root: str
-
-    @classmethod
-    def at(cls, name: str) -> Self:
-        """Read the header of the index at an absolute path or a URL, from which it is copied first."""
-        if not is_url(name):
-            text, header = Path(name), read_header(Path(name))
-            return cls(name=name, text=text, header=header, root=root_of(text, header))
-        text, warning = local_copy(name)
-        if warning:
-            warnings.warn(warning, MploadWarning, stacklevel=4)
-        header = read_header(text)
-        return cls(name=name, text=text, header=header, root=root_at(name, header))
+    num_samples: int | None = None
+    """How many of its samples are wanted; None if all are."""
 
     def __post_init__(self) -> None:
         if is_url(self.root):
             check_url(self.root)
+
+
+def _sources_at(name: str) -> Iterator[_Source]:
+    """Read the header of the index at an absolute path or a URL, from which it is copied first; or of all its parts."""
+    text, warning = copy_of_url(name) if is_url(name) else (Path(name), "")
+    if warning:
+        warnings.warn(warning, MploadWarning, stacklevel=4)
+    if is_part_list(text):
+        index = open_index(name)
+        assert isinstance(index, PartsIndex), "its text lists parts"
+        for part, num_samples in index.listed():
+            yield from (replace(source, num_samples=num_samples) for source in _sources_at(part))
+        return
+    header = read_header(text)
+    yield _Source(
+        name=name, text=text, header=header, root=root_at(name, header) if is_url(name) else root_of(text, header)
+    )
 
 
 def merge_indexes(
@@ -60,7 +69,8 @@ def merge_indexes(
 ) -> Path:
     """Write one index with the samples of all `sources`, one source after another.
 
-    If the sources have different roots, the new root is their common parent, and paths are rewritten relative to it.
+    A source may be a list of parts, which are merged then. If the sources have different roots, the new root is their
+    common parent, and paths are rewritten relative to it.
 
     Args:
         sources: paths or URLs of indexes or plain lists with the same columns and classes. An index at a URL is copied
@@ -87,7 +97,7 @@ def merge_indexes(
         raise ArgumentError(f"{os.fspath(out)}: an index is written to a local file. Give its path, and upload it then")
     target = Path(absolute(out))
     check_out(target, [Path(name) for name in names if not is_url(name)])
-    parts = [_Source.at(name) for name in names]
+    parts = [part for name in names for part in _sources_at(name)]
     for part in parts[1:]:
         _check_alike(parts[0], part)
     root = _common_root(parts)
@@ -96,7 +106,7 @@ def merge_indexes(
         for part in parts:
             prefix = part.root[len(root) :].lstrip("/")
             with open_list(part.text, root=part.root, prefix=prefix + "/" if prefix else "") as rows:
-                yield from rows.cells
+                yield from islice(rows.cells, part.num_samples)
 
     first = parts[0].header
     rows = Rows(columns=first.columns, root=root, classes=first.classes, cells=cells())

@@ -50,7 +50,15 @@ def lines_from(lines: list[bytes], header: Header) -> Lines:
     ends = np.cumsum([0, *map(len, lines)], dtype=np.int64)
     data, bounds = b"".join(lines), np.stack([ends[:-1], ends[1:]], axis=1)
     cells, ids = cells_of(data, bounds, header), np.arange(len(lines), dtype=np.int64)
-    return Lines(sample_ids=ids, rows=ids, data=data, bounds=bounds, cells=cells, header=header, path=Path("train.txt"))
+    return Lines(
+        sample_ids=ids,
+        rows=ids,
+        data=data,
+        bounds=bounds,
+        cells=cells,
+        header=header,
+        where=lambda row: f"train.txt:{header.num_lines + row + 1}",
+    )
 
 
 def without_record(lines: Lines) -> list[list[Cell | None]]:

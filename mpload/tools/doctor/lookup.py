@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from mpload.index.index import Index, sidecar_of
+from mpload.index.index import Index, file_sizes
 from mpload.judgement.facts import Cost
 from mpload.tools.doctor.stopwatch import Stopwatch
 
@@ -17,7 +17,7 @@ def lookup_cost(index: Index, *, memory_bytes: int, seed: int) -> Cost:
 
     Samples are looked up a chunk at a time, as workers do.
     """
-    if index.path.stat().st_size + sidecar_of(index).file_bytes <= memory_bytes:
+    if sum(file_sizes(index)) <= memory_bytes:
         return Cost()
     records = Stopwatch(index.records)
     for sample_ids in np.random.default_rng(seed).integers(len(index), size=(_NUM_CHUNKS, _CHUNK_SAMPLES)):
