@@ -57,6 +57,7 @@ class PartsIndex(Index):
         self._source = source
         self._copies = copies
         self._table = table
+        _ = table.file  # opened now, before another process replaces it
         self._header = table.head.header
         self.root = table.head.root
         self.allow_outside_root = allow_outside_root
@@ -271,6 +272,19 @@ class PartsIndex(Index):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
+        try:
+            _ = self._table.file
+            return
+        except IndexChangedError:
+            pass
+        except StorageError as error:
+            if error.errno != errno.ENOENT:
+                raise
+        try:  # another process has made the table again, as parts were appended to, or listed
+            now: Index = import_module("mpload.index.growth").same_samples(self)
+        except IndexChangedError as error:
+            raise IndexChangedError(f"{self.path}: changed after it was opened. Open it again") from error
+        self.__dict__.update(now.__dict__)
 
     def _facts(self) -> dict[str, str]:
         samples = {"samples": format_count(len(self)), "parts": format_count(self.num_parts)}

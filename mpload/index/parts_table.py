@@ -112,7 +112,7 @@ class PartsHead:
 
 @dataclass(frozen=True, kw_only=True)
 class PartsTable:
-    """A table in a file, which is opened when it is first needed.
+    """A table in a file.
 
     Process: may be forked, or pickled and sent to any process of the same machine.
     """
@@ -126,29 +126,29 @@ class PartsTable:
     """Checksum of the rows."""
 
     @cached_property
-    def _file(self) -> OpenFile:
+    def file(self) -> OpenFile:
+        """The open file.
+
+        Raises:
+            IndexChangedError: it is another table by now.
+            StorageError: it cannot be opened.
+        """
         file = OpenFile(self.path)
-        first = json.loads(file.read(0, self.head_bytes) or b"{}")
-        if first.get("check") != self.check:
+        if file.read(0, self.head_bytes) != _head(self.head, row_bytes=self.row_bytes, check=self.check):
             raise IndexChangedError(f"{self.head.source}: changed after it was opened. Open it again")
         return file
 
     def row(self, number: int) -> PartRow:
-        """Return what is known of a part.
-
-        Raises:
-            IndexChangedError: the file is another table by now.
-            StorageError: the file cannot be read.
-        """
-        return _row(self._file.read(self.head_bytes + number * self.row_bytes, self.row_bytes))
+        """Return what is known of a part; see `file` for what is raised."""
+        return _row(self.file.read(self.head_bytes + number * self.row_bytes, self.row_bytes))
 
     def rows(self) -> list[PartRow]:
         """Return what is known of all parts."""
-        data = self._file.read(self.head_bytes, self.num_parts * self.row_bytes)
+        data = self.file.read(self.head_bytes, self.num_parts * self.row_bytes)
         return [_row(data[start : start + self.row_bytes]) for start in range(0, len(data), self.row_bytes)]
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_file"}
+        return {name: value for name, value in self.__dict__.items() if name != "file"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -165,8 +165,7 @@ def write_table(file: BinaryIO, head: PartsHead, rows: Sequence[PartRow]) -> Non
     lines = [_json(asdict(row)) for row in rows]
     row_bytes = max(map(len, lines)) + 1
     body = b"".join(line.ljust(row_bytes - 1) + b"\n" for line in lines)
-    facts = {"version": _VERSION, "row_bytes": row_bytes, "check": _check_of(body), **asdict(head)}
-    file.write(_json(facts) + b"\n" + body)
+    file.write(_head(head, row_bytes=row_bytes, check=_check_of(body)) + body)
 
 
 def read_table(path: Path) -> PartsTable:
@@ -195,6 +194,10 @@ def read_table(path: Path) -> PartsTable:
         num_parts=len(body) // row_bytes,
         check=check,
     )
+
+
+def _head(head: PartsHead, *, row_bytes: int, check: str) -> bytes:
+    return _json({"version": _VERSION, "row_bytes": row_bytes, "check": check, **asdict(head)}) + b"\n"
 
 
 def _row(line: bytes) -> PartRow:
