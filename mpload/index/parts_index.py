@@ -7,6 +7,7 @@ do not grow with the number of parts, but for 8 bytes each.
 import errno
 import resource
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from importlib import import_module
 from itertools import pairwise
@@ -30,12 +31,13 @@ from mpload.index.lines import NATIVE, Lines, cells_of
 from mpload.index.lookup import SidecarColumn
 from mpload.index.parts_columns import PartsColumn
 from mpload.index.parts_table import PartRow, PartsTable
+from mpload.index.text import Header
 from mpload.storage.remote import redacted
 from mpload.units import format_count
 
 __all__ = ["PartsIndex"]
 
-_SHARE_OF_DESCRIPTORS = 16
+_SHARE_OF_DESCRIPTORS = 8
 _MIN_OPEN, _MAX_OPEN = 8, 1024
 _DESCRIPTORS = 2
 """Each open part has two: of its text, and of its sidecar."""
@@ -44,7 +46,7 @@ _DESCRIPTORS = 2
 class PartsIndex(Index):
     """The indexes of a list of parts as one index. It has no lines of its own.
 
-    Memory: 8 bytes per part, and the parts that are open: at most 1,024, and a sixteenth of the descriptors that the
+    Memory: 8 bytes per part, and the parts that are open: at most 1,024, and an eighth of the descriptors that the
     process may have.
     Process: may be forked, or pickled and sent to any process of the same machine. Each opens parts itself.
     """
@@ -59,6 +61,7 @@ class PartsIndex(Index):
         self._table = table
         _ = table.file  # opened now, before another process replaces it
         self._header = table.head.header
+        self._last_header = self._header
         self.root = table.head.root
         self.allow_outside_root = allow_outside_root
         self._first_ids = np.cumsum([0, *(row.num_samples for row in rows)], dtype=np.int64)
@@ -109,9 +112,9 @@ class PartsIndex(Index):
         """
         part = self._open_parts.pop(number, None)
         if part is None:
+            self._close_all_but(_num_open() - 1)
             part = self._with_descriptors(lambda: self._opened(number))
         self._open_parts[number] = part  # as the last to be closed
-        self._close_all_but(_num_open())
         return part
 
     def column_of(self, number: int, name: str) -> SidecarColumn:
@@ -213,7 +216,7 @@ class PartsIndex(Index):
         try:
             part = Index(
                 path=Path(row.text),
-                header=replace(self._header, body_bytes=row.body_bytes, num_lines=row.num_lines),
+                header=self._header_of(row),
                 layout=row.layout(),
                 root=self.root,
                 allow_outside_root=self.allow_outside_root,
@@ -229,6 +232,12 @@ class PartsIndex(Index):
             if error.errno != errno.ENOENT:
                 raise
         return self._reopened(number, after - first)
+
+    def _header_of(self, row: PartRow) -> Header:
+        last = self._last_header  # most parts have the same one
+        if (last.body_bytes, last.num_lines) != (row.body_bytes, row.num_lines):
+            last = self._last_header = replace(self._header, body_bytes=row.body_bytes, num_lines=row.num_lines)
+        return last
 
     def _reopened(self, number: int, num_samples: int) -> Index:
         """Open a part that was replaced since the list was opened: lines may have been appended to it."""
@@ -264,22 +273,19 @@ class PartsIndex(Index):
 
     def _close_all_but(self, num_parts: int) -> None:
         # Other threads may open and close parts too: a part that is closed stays open until its last line is read.
-        for number in list(self._open_parts)[: max(0, len(self._open_parts) - num_parts)]:
-            self._open_parts.pop(number, None)
+        if (surplus := len(self._open_parts) - num_parts) > 0:
+            for number in list(self._open_parts)[:surplus]:
+                self._open_parts.pop(number, None)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_open_parts": {}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        try:
+        with suppress(IndexChangedError, StorageError):
             _ = self._table.file
+        if "file" in self._table.__dict__:
             return
-        except IndexChangedError:
-            pass
-        except StorageError as error:
-            if error.errno != errno.ENOENT:
-                raise
         try:  # another process has made the table again, as parts were appended to, or listed
             now: Index = import_module("mpload.index.growth").same_samples(self)
         except IndexChangedError as error:

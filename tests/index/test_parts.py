@@ -206,11 +206,11 @@ def test_a_broken_list_is_refused_with_its_line(tmp_path: Path, body: str, fault
 
 def test_what_needs_lines_of_its_own_refuses_a_list(tmp_path: Path) -> None:
     path = write_parts(tmp_path, [0, 3, 5])
-    with pytest.raises(IndexFormatError, match="parts.txt:2: lists the parts of an index"):
+    with pytest.raises(IndexFormatError, match=r"parts.txt:2: lists the parts of an index"):
         read_header(path)
     late = tmp_path / "late.txt"
     late.write_text("#mpload 1\n#columns id:int\n#parts\n1\n")
-    with pytest.raises(IndexFormatError, match="late.txt:3: '#parts' must come right after"):
+    with pytest.raises(IndexFormatError, match=r"late.txt:3: '#parts' must come right after"):
         open_index(late)
     path.write_text("#mpload 2\n#parts\npart-0.txt\n")
     with pytest.raises(IndexFormatError, match="Update mpload"):
@@ -322,7 +322,7 @@ print(len(os.listdir("/proc/self/fd")) - len(taken))
 @pytest.mark.processes
 @pytest.mark.parametrize("num_taken", [0, 45])
 def test_many_parts_need_few_descriptors(tmp_path: Path, num_taken: int) -> None:
-    path = write_parts(tmp_path, list(range(0, 101)))
+    path = write_parts(tmp_path, list(range(101)))
     open_index(path)
     ran = run_script(_MANY, str(path), str(num_taken))
     assert ran.returncode == 0, ran.stderr
