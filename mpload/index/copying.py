@@ -25,6 +25,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
@@ -50,7 +51,7 @@ from mpload.storage.remote import RemoteObjects, RemoteStorage, check_url
 from mpload.storage.remote_file import read_parts
 from mpload.units import MIB
 
-__all__ = ["copy_of_file", "copy_of_url", "main"]
+__all__ = ["copies_of_urls", "copy_of_file", "copy_of_url", "main"]
 
 _CHECK_SECONDS, _CHECK_RETRY_SECONDS = 5.0, 10.0
 """Time limits for asking a server whether a copy is still current."""
@@ -61,6 +62,7 @@ _UNUSED_SECONDS = 30 * 24 * 3600.0
 """A version that was not opened for so long is deleted when a newer one is copied."""
 _LOCK_SECONDS = 3600.0
 _FACTS = "copy.json"
+_NUM_THREADS = 8
 
 
 def copy_of_file(source: str, folder: Path) -> Path:
@@ -78,12 +80,19 @@ def copy_of_file(source: str, folder: Path) -> Path:
 
 
 def copy_of_url(url: str, limits: RemoteStorage | None = None, folder: Path | None = None) -> tuple[Path, str]:
-    """Return the path of a current copy of the index at `url`, and a warning or "".
+    """Return the path of a current copy of the index at `url`, and a warning or ""; see `copies_of_urls`."""
+    return copies_of_urls([url], limits, folder)[0]
+
+
+def copies_of_urls(
+    urls: Sequence[str], limits: RemoteStorage | None = None, folder: Path | None = None
+) -> list[tuple[Path, str]]:
+    """Return the paths of current copies of the indexes at URLs, each with a warning or "".
 
     If the server does not answer, the latest copy is returned, with a warning.
 
     Args:
-        url: the URL.
+        urls: the URLs.
         limits: time limits; None means the default ones.
         folder: holds all copies; None means a folder in the user's cache folder.
 
@@ -91,13 +100,14 @@ def copy_of_url(url: str, limits: RemoteStorage | None = None, folder: Path | No
     Process: if several processes of a machine call this at once, one makes the copy and the others wait.
 
     Raises:
-        ArgumentError: the URL cannot be read, or contains a secret.
-        IndexNotFoundError: there is no object at the URL.
-        IndexChangedError: the object was replaced while it was being copied.
+        ArgumentError: a URL cannot be read, or contains a secret.
+        IndexNotFoundError: there is no object at a URL.
+        IndexChangedError: an object was replaced while it was being copied.
         OutageError: the server does not answer, and there is no copy.
-        StorageError: the object cannot be read, or the copy cannot be written.
+        StorageError: an object cannot be read, or its copy cannot be written.
     """
-    check_url(url)
+    for url in urls:
+        check_url(url)
     limits = limits or RemoteStorage()
     folder = folder or platformdirs.user_cache_path("mpload") / "indexes"
     package_folder = str(Path(__file__).resolve().parents[2])
@@ -105,8 +115,9 @@ def copy_of_url(url: str, limits: RemoteStorage | None = None, folder: Path | No
     with (
         tempfile.TemporaryFile() as log,
         subprocess.Popen(
-            [sys.executable, "-P", "-m", "mpload.index.copying", url, str(folder)]
-            + [repr(seconds) for seconds in (limits.request_timeout_seconds, limits.retry_seconds)],
+            [sys.executable, "-P", "-m", "mpload.index.copying", str(folder)]
+            + [repr(seconds) for seconds in (limits.request_timeout_seconds, limits.retry_seconds)]
+            + [*urls[:1]],  # shows in the list of processes
             env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
             stdin=subprocess.PIPE,  # its end tells the child that this process has died
             stdout=subprocess.PIPE,
@@ -114,7 +125,11 @@ def copy_of_url(url: str, limits: RemoteStorage | None = None, folder: Path | No
         ) as child,
     ):
         assert child.stdout is not None
+        assert child.stdin is not None
         try:
+            with contextlib.suppress(BrokenPipeError):  # it has ended early
+                child.stdin.write(json.dumps(list(urls)).encode() + b"\n")
+                child.stdin.flush()
             answer = child.stdout.read()
         finally:
             child.kill()
@@ -124,21 +139,23 @@ def copy_of_url(url: str, limits: RemoteStorage | None = None, folder: Path | No
             log.seek(0)
             message = log.read().decode("utf-8", "replace").strip().rpartition("\n")[2]
             raise StorageError(
-                f"{url}: the process that copies the index ended early{message and f' ({message})'}"
+                f"{urls[0]}: the process that copies the index ended early{message and f' ({message})'}"
             ) from None
     if "error" in found:
         raise getattr(errors, found["error"])(found["message"])
-    return Path(os.fsdecode(bytes.fromhex(found["path"]))), found["warning"]
+    return [(Path(os.fsdecode(bytes.fromhex(path))), warning) for path, warning in found["copies"]]
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Make the copy, and write its path or the error to standard output."""
-    url, folder, request_seconds, retry_seconds = arguments
+    """Make the copies, and write their paths or the first error to standard output."""
+    folder, request_seconds, retry_seconds = arguments[:3]
     limits = RemoteStorage(request_timeout_seconds=float(request_seconds), retry_seconds=float(retry_seconds))
+    urls = json.loads(sys.stdin.buffer.readline())
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
-        path, warning = _ensure_copy(_Objects(url, limits), Path(folder))
-        answer = {"path": os.fsencode(path).hex(), "warning": warning}
+        with ThreadPoolExecutor(min(_NUM_THREADS, len(urls))) as pool:
+            copies = list(pool.map(lambda url: _ensure_copy(_Objects(url, limits), Path(folder)), urls))
+        answer: dict[str, Any] = {"copies": [(os.fsencode(path).hex(), warning) for path, warning in copies]}
     except MploadError as error:
         answer = {"error": type(error).__name__, "message": str(error)}
     print(json.dumps(answer), flush=True)

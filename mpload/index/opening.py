@@ -4,13 +4,14 @@ import errno
 import os
 import posixpath
 import warnings
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import quote
 
 from mpload.errors import IndexChangedError, IndexFormatError, MploadError, MploadWarning, StorageError
-from mpload.index.copying import copy_of_file, copy_of_url
+from mpload.index.copying import copies_of_urls, copy_of_file, copy_of_url
 from mpload.index.index import Index
 from mpload.index.open_file import open_text
 from mpload.index.parts_opening import open_parts
@@ -76,7 +77,7 @@ def open_index(
     return open_parts(
         text,
         source=source,
-        open_part=opening.part,
+        opener=opening,
         allow_outside_root=bool(allow_outside_root),
         copies=copies,
         progress=progress,
@@ -90,11 +91,18 @@ class _Opening:
     allow_outside_root: bool | None
     storage: RemoteStorage | None
     copies: Path | None
+    known: dict[str, tuple[Path, str]] = field(default_factory=dict)
+    """The copies of URLs that were made together."""
+
+    def prepare(self, sources: Sequence[str]) -> None:
+        """Copy the parts at URLs, many at once."""
+        if urls := list(dict.fromkeys(filter(is_url, sources))):
+            self.known.update(zip(urls, copies_of_urls(urls, self.storage, self.copies), strict=True))
 
     def text_of(self, source: str) -> tuple[Path, str]:
         """Return the text at an absolute path or a URL, or its copy, and a warning or ""."""
         if is_url(source):
-            return copy_of_url(source, self.storage, self.copies)
+            return self.known.get(source) or copy_of_url(source, self.storage, self.copies)
         return (Path(source) if self.copies is None else copy_of_file(source, self.copies)), ""
 
     def opened(self, text: Path, source: str, progress: Progress | None) -> Index:

@@ -5,11 +5,11 @@ has changed.
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Protocol
 
 from mpload.errors import IndexChangedError, IndexFormatError, IndexNotFoundError
 from mpload.index.columns import format_columns
@@ -28,15 +28,22 @@ __all__ = ["difference_of", "open_parts"]
 _NUM_THREADS = 16
 _LIST_AGAIN = "List the parts again: mpload merge PART ... -o LIST --as-parts"
 
-Opener = Callable[[str, Progress], tuple[Path, Index | None]]
-"""Returns the text, or its copy, and the opened index at a path or URL; None if it has no samples."""
+
+class Opener(Protocol):
+    """Opens the indexes at paths and URLs."""
+
+    def prepare(self, sources: Sequence[str]) -> None:
+        """Prepare to open these."""
+
+    def part(self, source: str, progress: Progress) -> tuple[Path, Index | None]:
+        """Return the text of an index, or its copy, and the opened index; None if it has no samples."""
 
 
 def open_parts(
     text: Path,
     *,
     source: str,
-    open_part: Opener,
+    opener: Opener,
     allow_outside_root: bool,
     copies: Path | None,
     progress: Progress | None,
@@ -46,7 +53,7 @@ def open_parts(
     Args:
         text: the list.
         source: its absolute path or URL, if the text is a copy.
-        open_part: opens a part, which is copied if it is at a URL or if there are `copies`.
+        opener: opens the parts, which are copied if they are at URLs or if there are `copies`.
         allow_outside_root: whether paths may lead outside the root.
         copies: the folder of copies on a local disk.
         progress: called with the number of samples processed so far.
@@ -61,7 +68,7 @@ def open_parts(
     """
     parts = read_parts(text, source=source)
     building = _Building(
-        parts=parts, open_part=open_part, progress=progress or (lambda _: None), are_copied=copies is not None
+        parts=parts, opener=opener, progress=progress or (lambda _: None), are_copied=copies is not None
     )
     table, rows = found_or_made(
         text,
@@ -87,9 +94,9 @@ def open_parts(
 class _Building:
     """Finds or makes the table of a list."""
 
-    def __init__(self, *, parts: PartList, open_part: Opener, progress: Progress, are_copied: bool) -> None:
+    def __init__(self, *, parts: PartList, opener: Opener, progress: Progress, are_copied: bool) -> None:
         self.parts = parts
-        self.open_part = open_part
+        self.opener = opener
         self.progress = progress
         self.are_copied = are_copied
         self._made: tuple[PartsHead, list[PartRow]] | None = None
@@ -122,6 +129,8 @@ class _Building:
         rows: list[PartRow] = []
         first: Index | None = None
         done = 0
+        wanted = [number for number, listed in enumerate(self.parts.parts) if listed.num_samples != 0]
+        self.opener.prepare([self.parts.source_of(number) for number in wanted])
         for number, listed in enumerate(self.parts.parts):
             source = self.parts.source_of(number)
             if listed.num_samples == 0:
@@ -151,7 +160,7 @@ class _Building:
         """Open a part, of which the samples count that the list says; None if it has none."""
         listed, where = self.parts.parts[number], self.parts.where(number)
         try:
-            text, part = self.open_part(self.parts.source_of(number), lambda count: self.progress(done + count))
+            text, part = self.opener.part(self.parts.source_of(number), lambda count: self.progress(done + count))
         except IndexNotFoundError as error:
             raise IndexNotFoundError(f"{where} does not exist. Bring it back. {_LIST_AGAIN}") from error
         except IndexFormatError as error:

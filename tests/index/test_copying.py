@@ -3,6 +3,7 @@
 import errno
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from typing import Any
 import platformdirs
 import pytest
 
-from mpload import MPDataset, RandomResizedCrop, RawBytes, RemoteStorage, Topology, build_index, open_index
+from mpload import MPDataset, RandomResizedCrop, RawBytes, RemoteStorage, Topology, build_index, list_parts, open_index
 from mpload.errors import ArgumentError, IndexNotFoundError, MploadWarning, OutageError, StorageError
 from mpload.index.columns import parse_columns
 from mpload.index.opening import root_at
@@ -305,3 +306,45 @@ def test_a_selection_from_an_index_at_a_url_refers_to_the_same_objects(
     assert data == [
         (Path(local.root) / str(path)).read_bytes() for path, label in (r.cells for r in local) if label == 1
     ]
+
+
+def parts_of(folder: Path) -> Path:
+    """Write a list of the two halves of the index, and return its path."""
+    index = open_index(folder / "train.txt")
+    halves = [
+        index.select(folder / f"half-{n}.txt", sample_ids=range(3 * n, 3 * n + 3), relative=True) for n in range(2)
+    ]
+    return list_parts([half.path for half in halves], folder / "list.txt")
+
+
+def test_parts_at_urls_are_copied_once_and_read_as_the_local_ones(folder: Path, server: Server) -> None:
+    local = open_index(parts_of(folder))
+    for _ in range(2):
+        index = open_index(f"{server.url}/list.txt")
+        assert (list(index), index.fingerprint, index.root) == (list(local), local.fingerprint, f"{server.url}/train")
+    assert server.num_reads("half-0.txt.mpx") == 2, "it is looked up, and read once"
+    assert server.num_reads("half-1.txt") == 3, "it is looked up before and after it is read"
+    merged = open_index(merge_indexes([f"{server.url}/list.txt"], folder / "merged.txt"))
+    assert list(merged) == list(local)
+    (folder / "half-1.txt").unlink()
+    shutil.rmtree(index.path.parents[2])
+    with pytest.raises(IndexNotFoundError, match=r"There is no index at http://.*/half-1\.txt"):
+        open_index(f"{server.url}/list.txt")
+
+
+def test_parts_whose_samples_are_not_listed_are_copied_again_when_they_have_changed(
+    folder: Path, server: Server
+) -> None:
+    parts_of(folder)
+    (folder / "list.txt").write_text(f"#mpload 1\n#parts\nhalf-0.txt\n{server.url}/half-1.txt\n")
+    for url in (f"{server.url}/list.txt", folder / "list.txt"):
+        (folder / "half-1.txt").write_text(
+            "#mpload 1\n#root " + f"{server.url}/train\n#columns image:path label:int\na\t1\n"
+        )
+        (folder / "half-0.txt").write_text(
+            "#mpload 1\n#root " + f"{server.url}/train\n#columns image:path label:int\na\t1\n"
+        )
+        assert len(open_index(url)) == 2
+        with (folder / "half-1.txt").open("a") as file:
+            file.write("b\t1\n")
+        assert len(open_index(url)) == 3

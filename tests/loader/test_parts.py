@@ -2,7 +2,6 @@
 
 import itertools
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from mpload import (
     list_parts,
 )
 from mpload.errors import IndexChangedError, SampleError, StateError
+from tests.support.batches import flat
 from tests.support.growing import growing, numbers_in
 from tests.support.index_parts import write_part, write_parts, write_whole
 
@@ -52,7 +52,7 @@ def test_batches_of_parts_are_those_of_the_whole(tmp_path: Path, cuts: list[int]
 def test_buckets_and_mixtures_of_parts_are_those_of_the_whole(tmp_path: Path) -> None:
     whole, parts = write_whole(tmp_path, 40), write_parts(tmp_path, CUTS)
     other = write_part(tmp_path / "other.txt", 40, 47)
-    options: list[Callable[[Path], Any]] = [
+    options: list[Any] = [
         lambda path: growing(path, buckets=Buckets(by="id", edges=[10, 20]), tail="ragged"),
         lambda path: growing(Mixture({path: 0.7, other: 0.3}, epoch_samples=60)),
     ]
@@ -77,18 +77,18 @@ def test_workers_make_the_batches_of_the_whole(tmp_path: Path, shuffle: Any) -> 
 
 @pytest.mark.parametrize("shuffle", [Shuffle(), BlockShuffle(block_samples=8, window_blocks=3), Balanced()])
 def test_an_epoch_goes_on_when_parts_are_added_or_the_last_one_grows(tmp_path: Path, shuffle: Any) -> None:
-    expected = sum(numbers_in(growing(write_whole(tmp_path, 40), shuffle=shuffle)), [])
+    expected = flat(numbers_in(growing(write_whole(tmp_path, 40), shuffle=shuffle)))
     for cuts in ([0, 10, 40, 60], [0, 10, 55], [0, 10, 45, 60]):
         path = list_parts([write_parts(tmp_path, [0, 10, 40])], tmp_path / "list.txt")
         dataset = growing(path, shuffle=shuffle)
-        got = sum(numbers_in(itertools.islice(dataset, 3)), [])
+        got = flat(numbers_in(itertools.islice(dataset, 3)))
         state = json.loads(json.dumps(dataset.state_dict()))
         list_parts([write_parts(tmp_path, cuts)], path)
         longer = growing(path, shuffle=shuffle)
         longer.load_state_dict(state)
-        assert got + sum(numbers_in(longer), []) == expected
+        assert got + flat(numbers_in(longer)) == expected
         longer.set_epoch(1)
-        assert len(sum(numbers_in(longer), [])) == cuts[-1]
+        assert len(flat(numbers_in(longer))) == cuts[-1]
 
 
 def test_a_state_does_not_fit_other_parts(tmp_path: Path) -> None:
