@@ -17,8 +17,9 @@ from mpload.errors import ArgumentError, IndexFormatError
 from mpload.images.decoders import ImageDecoder
 from mpload.index.copying import copy_of_url
 from mpload.index.derived import derived_paths
-from mpload.index.index import Index, sidecar_path
+from mpload.index.index import Index
 from mpload.index.opening import open_index
+from mpload.index.parts import sidecar_path
 from mpload.index.parts_index import PartsIndex
 from mpload.index.parts_text import is_part_list
 from mpload.index.sidecar import find_sidecar

@@ -7,7 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpload.index.columns import format_columns
-from mpload.index.index import Index, Record, file_sizes, header_of, sidecar_path
+from mpload.index.index import Index, Record, header_of
+from mpload.index.parts import file_sizes, sidecar_path
 from mpload.index.parts_index import PartsIndex
 from mpload.samples.row_index import RowIndex, find_row_index
 from mpload.storage.remote import redacted

@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 
 from mpload.errors import ArgumentError
 from mpload.index.columns import ColumnType
-from mpload.index.index import Index, header_of, misfit, parts_of, read_text, sidecar_of, text_bytes
+from mpload.index.index import Index, header_of, misfit, read_text, sidecar_of, text_bytes
 from mpload.index.lines import Lines, cells_of
 from mpload.index.lookup import SidecarFile
+from mpload.index.parts import parts_of
 from mpload.units import MIB
 
 __all__ = ["Block", "Values", "binary_array", "blocks_of", "booleans_of", "values_of"]

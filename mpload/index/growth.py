@@ -12,8 +12,9 @@ from pathlib import Path
 import numpy as np
 
 from mpload.errors import IndexChangedError
-from mpload.index.index import Index, fingerprint_of, header_of, num_listed, read_text, sidecar_of, text_bytes
+from mpload.index.index import Index, fingerprint_of, header_of, read_text, sidecar_of, text_bytes
 from mpload.index.opening import open_index
+from mpload.index.parts import num_listed
 from mpload.index.parts_index import PartsIndex
 from mpload.index.parts_table import fingerprint_of_parts
 from mpload.storage.remote import RemoteStorage, redacted
@@ -148,4 +149,4 @@ def _end_of(index: Index, num_samples: int) -> int:
     """Return where the first samples end in the text."""
     if num_samples == sidecar_of(index).num_samples:
         return text_bytes(index)
-    return int(index._bounds(np.array([num_samples - 1]))[1][0])  # noqa: SLF001  of the files that are open
+    return int(index._line_reader().bounds(np.array([num_samples - 1]))[1][0])  # noqa: SLF001  of the files that are open

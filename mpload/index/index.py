@@ -14,11 +14,12 @@ from numpy.typing import ArrayLike, NDArray
 
 from mpload.errors import ArgumentError, IndexChangedError, IndexFormatError, MploadError
 from mpload.index.columns import Column, format_columns
+from mpload.index.line_reader import LineReader, misfit_of
 from mpload.index.lines import NATIVE, Lines, Maps, cells_of
 from mpload.index.lookup import SidecarColumn, SidecarFile, SidecarLayout, check_sample_ids, first_rows
-from mpload.index.open_file import OpenFile, read_pieces
+from mpload.index.open_file import OpenFile
 from mpload.index.record import Record
-from mpload.index.text import MAX_LINE_BYTES, Header
+from mpload.index.text import Header
 from mpload.plan.parts import Fold, Share
 from mpload.storage.mapped import can_load, map_of
 from mpload.storage.remote import redacted
@@ -27,22 +28,17 @@ from mpload.units import MIB, format_count, format_facts, html_table
 __all__ = [
     "Index",
     "Record",
-    "file_sizes",
     "fingerprint_of",
     "header_of",
-    "is_shortened",
     "lines_of",
     "map_lines",
     "misfit",
-    "num_listed",
-    "parts_of",
     "peers_of",
     "prefetch_lines",
     "read_text",
     "records_of",
     "require_files",
     "sidecar_of",
-    "sidecar_path",
     "text_bytes",
 ]
 
@@ -210,7 +206,7 @@ class Index:
         if read is not None:
             data, self._num_missed = read
             return data, bounds
-        lines = self._read_lines(rows)
+        lines = self._line_reader().read(rows)
         ends = np.cumsum([0, *map(len, lines)], dtype=np.int64)
         return b"".join(lines), np.stack([ends[:-1], ends[1:]], axis=1)
 
@@ -224,18 +220,6 @@ class Index:
     def _prefetch(self, sample_ids: Callable[[], NDArray[np.int64]]) -> None:
         if self._num_missed and NATIVE is not None:
             self._num_missed = NATIVE.ask(self._files(), self._rows(sample_ids()))
-
-    def _num_listed(self) -> int:
-        return self._layout.num_samples
-
-    def _parts(self) -> "Iterator[tuple[int, Index]]":
-        yield 0, self
-
-    def _sidecar_path(self) -> Path:
-        return self._layout.path
-
-    def _file_sizes(self) -> tuple[int, int]:
-        return self._stamp[0], self._layout.file_bytes
 
     def _peers(self, sample_id: int) -> range:  # noqa: ARG002  for indexes in which it matters
         return range(len(self))
@@ -255,29 +239,6 @@ class Index:
             rows.first_bytes, rows.stride_bytes, rows.last_bytes, self._header.body_bytes, *self._stamp,
         )  # fmt: skip
 
-    def _read_lines(self, sample_ids: NDArray[np.int64]) -> list[bytes]:
-        """Return the lines of `sample_ids` as raw bytes, without their newlines."""
-        if not sample_ids.size:
-            return []
-        if self._text.stamp() != self._stamp:
-            raise IndexChangedError(f"{self.path}: changed after it was opened. Open it again")
-        # The newline before each line is read too. Together with the newline at the line's end, it proves that the
-        # offsets in the sidecar are right.
-        starts, ends = self._bounds(sample_ids)
-        skips = np.minimum(starts - self._header.body_bytes, 1)
-        lengths = ends - starts + skips
-        pieces = read_pieces(self._text, starts - skips, lengths)
-        ends_text = (ends == self._stamp[0]).tolist()  # only there may the newline be missing
-        lines = []
-        for piece, skip, length, is_at_end in zip(pieces, skips.tolist(), lengths.tolist(), ends_text, strict=True):
-            line, newline, rest = piece[skip:].partition(b"\n")
-            if len(piece) != length or piece[:skip] not in {b"", b"\n"} or rest.strip() or not line:
-                raise self._misfit()
-            if not newline and not is_at_end:
-                raise self._misfit()
-            lines.append(line)
-        return lines
-
     def _read_text(self, offset_bytes: int, num_bytes: int) -> bytes:
         data = self._text.read(offset_bytes, num_bytes) if self._text.stamp() == self._stamp else b""
         if len(data) != num_bytes:
@@ -288,19 +249,14 @@ class Index:
         """Return the file and line number that list sample `sample_id`, such as `train.txt:17`."""
         return f"{self.path}:{self._header.num_lines + sample_id + 1}"
 
-    def _bounds(self, sample_ids: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        num_bytes = self._stamp[0]
-        starts, ends = self._sidecar_file.offsets(sample_ids)
-        ends = np.where(sample_ids < self._layout.num_samples - 1, ends, num_bytes)
-        ends = np.minimum(ends, starts + (MAX_LINE_BYTES + 2))  # CR and newline
-        if ((starts < self._header.body_bytes) | (ends <= starts) | (ends > num_bytes)).any():
-            raise self._misfit()
-        return starts, ends
-
-    def _misfit(self) -> IndexChangedError:
-        return IndexChangedError(
-            f"{self.path}: its sidecar {self._layout.path} does not match it. Delete the sidecar and open the index "
-            "again, which rebuilds it"
+    def _line_reader(self) -> LineReader:
+        return LineReader(
+            path=self.path,
+            text=self._text,
+            sidecar=self._sidecar_file,
+            layout=self._layout,
+            body_bytes=self._header.body_bytes,
+            stamp=self._stamp,
         )
 
     def __getstate__(self) -> dict[str, Any]:
@@ -351,29 +307,6 @@ def header_of(index: Index) -> Header:
     return index._header  # noqa: SLF001
 
 
-def is_shortened(index: Index) -> bool:
-    """Return whether the text of an index has further lines: see `mpload.index.growth`."""
-    return len(index) < num_listed(index)
-
-
-def num_listed(index: Index) -> int:
-    """Return the number of lines in the text, which may be more than the index has samples."""
-    return index._num_listed()  # noqa: SLF001  as above
-
-
-def parts_of(index: Index) -> Iterator[tuple[int, Index]]:
-    """Yield the indexes with a text of their own that make up an index, each after the sample_id of its first sample.
-
-    An index is its only part, unless it was opened from a list of parts.
-    """
-    return index._parts()  # noqa: SLF001  as above
-
-
-def file_sizes(index: Index) -> tuple[int, int]:
-    """Return the bytes of the text and of the sidecar; of an index of parts, the sums over all of them."""
-    return index._file_sizes()  # noqa: SLF001  as above
-
-
 def map_lines(index: Index) -> None:
     """Map the files of a small index into memory: see `mpload.storage.mapped`. Lines are then copied, not read."""
     index._map()  # noqa: SLF001  as above
@@ -420,11 +353,6 @@ def lines_of(index: Index, sample_ids: ArrayLike) -> Lines:
     return index._lines(np.asarray(sample_ids, np.int64).reshape(-1))  # noqa: SLF001
 
 
-def sidecar_path(index: Index) -> Path:
-    """Return the path of an index's sidecar, or of that of its list of parts."""
-    return index._sidecar_path()  # noqa: SLF001
-
-
 def text_bytes(index: Index) -> int:
     """Return the size of the text when the index was opened."""
     return index._stamp[0]  # noqa: SLF001  as above
@@ -437,7 +365,7 @@ def read_text(index: Index, offset_bytes: int, num_bytes: int) -> bytes:
 
 def misfit(index: Index) -> IndexChangedError:
     """Return the error of a sidecar whose offsets are not those of the text's lines."""
-    return index._misfit()  # noqa: SLF001  as above
+    return misfit_of(index.path, sidecar_of(index).path)
 
 
 def sidecar_of(index: Index) -> SidecarLayout:

@@ -163,20 +163,26 @@ class PartsIndex(Index):
     def _number_of(self, sample_id: int) -> int:
         return int(np.searchsorted(self._first_ids, sample_id, side="right")) - 1
 
-    def _num_listed(self) -> int:
+    @property
+    def num_listed(self) -> int:
+        """The number of samples in the list, which may be more than the index has."""
         return int(self._first_ids[-1])
 
-    def _parts(self) -> Iterator[tuple[int, Index]]:
+    def parts(self) -> Iterator[tuple[int, Index]]:
+        """Yield the parts that have samples, each after the sample_id of its first sample."""
         for number, _, num_samples in self.spans(0, len(self)):
             part = self.part(number)
             if num_samples < len(part):  # by its name, as it opens indexes
                 part = import_module("mpload.index.growth").first_samples(part, num_samples)
             yield int(self._first_ids[number]), part
 
-    def _sidecar_path(self) -> Path:
+    @property
+    def table_path(self) -> Path:
+        """The path of the list's sidecar."""
         return self._table.path
 
-    def _file_sizes(self) -> tuple[int, int]:
+    def file_sizes(self) -> tuple[int, int]:
+        """Return the bytes of all texts, and of all sidecars."""
         rows = self._table.rows()
         return sum(row.text_bytes for row in rows), sum(row.sidecar_bytes for row in rows)
 

@@ -17,7 +17,8 @@ from mpload.errors import ArgumentError
 from mpload.index.blocks import blocks_of
 from mpload.index.columns import ColumnType, format_columns
 from mpload.index.derived import found_or_made
-from mpload.index.index import Index, is_shortened
+from mpload.index.index import Index
+from mpload.index.parts import is_shortened
 from mpload.index.table_files import BLOCK_ROWS, checksum_of, facts_of, write_head
 
 __all__ = [

@@ -47,7 +47,6 @@ FORMAT_VERSION = 1
 MAX_LINE_BYTES = 256 * KIB
 _MAGIC = b"#mpload"
 _BOM = b"\xef\xbb\xbf"  # some editors write it at the start of UTF-8 files
-_PARTS_LINE = 2
 _MAX_DIRECTIVE_BYTES = 16 * MIB  # 20,000 class names take less than 1 MB
 
 _INTEGER = re.compile(r"-?\d{1,19}")
@@ -108,8 +107,7 @@ def check_label(header: Header, cells: Sequence[Cell]) -> None:
 def read_header(path: Path, *, joins_lines: bool = False, may_be_empty: bool = False) -> Header:
     """Read the directives of the index at `path`, or infer the layout of a plain list.
 
-    With `joins_lines`, a quoted cell of a CSV may contain newlines, as it may in a source. With `may_be_empty`, an
-    index may have no samples.
+    With `joins_lines`, a quoted cell of a CSV may contain newlines. With `may_be_empty`, an index may have no samples.
 
     Raises:
         IndexNotFoundError: there is no file at `path`.
@@ -205,7 +203,8 @@ def _read_directives(path: Path, file: BinaryIO, *, may_be_empty: bool) -> Heade
             raise IndexFormatError(f"{path}:{number}: {_NUL}")
         name, _, value = line[1:].partition(" ")
         if name == "parts":
-            raise IndexFormatError(f"{path}:{number}: {_PARTS if number == _PARTS_LINE else _LATE_PARTS}")
+            fault = "lists the parts of an index, right after #mpload. Merge them first: mpload merge LIST -o all.txt"
+            raise IndexFormatError(f"{path}:{number}: {fault}")
         if name not in {"mpload", "root", "columns", "classes"} or name in found:
             fault = "occurs twice" if name in found else "is unknown; the known ones are mpload, root, columns, classes"
             raise IndexFormatError(
@@ -399,6 +398,4 @@ def _unescape(text: str) -> str:
 
 _NUL = "contains a NUL byte. Is this file UTF-8 text?"
 _CRLF = "ends with CRLF, but an index must have plain newlines. Convert it: sed -i 's/\\r$//' FILE"
-_PARTS = "lists the parts of an index, but has no lines. Merge the parts first: mpload merge LIST -o all.txt"
-_LATE_PARTS = "'#parts' must come right after '#mpload'"
 _EMPTY = "holds no samples. Make an index: mpload index FOLDER -o train.txt"

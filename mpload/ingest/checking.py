@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 
 from mpload.errors import MploadError, SidecarError, StorageError, cause_of
 from mpload.index.columns import Cell, ColumnType, path_of, range_of
-from mpload.index.index import Index, header_of, is_shortened, parts_of, sidecar_of
+from mpload.index.index import Index, header_of, sidecar_of
 from mpload.index.lookup import SidecarFile
+from mpload.index.parts import is_shortened, parts_of
 from mpload.index.sidecar import Progress
 from mpload.index.text import read_header
 from mpload.ingest.folder_options import IMAGE_EXTENSIONS

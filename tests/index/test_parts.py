@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from mpload import Share, list_parts, merge_indexes, open_index
 from mpload.errors import ArgumentError, IndexChangedError, IndexFormatError, IndexNotFoundError
 from mpload.index.blocks import blocks_of
-from mpload.index.index import parts_of
+from mpload.index.parts import parts_of
 from mpload.index.parts_index import PartsIndex
 from mpload.index.text import read_header
 from mpload.ingest.checking import check_index
@@ -210,7 +210,7 @@ def test_what_needs_lines_of_its_own_refuses_a_list(tmp_path: Path) -> None:
         read_header(path)
     late = tmp_path / "late.txt"
     late.write_text("#mpload 1\n#columns id:int\n#parts\n1\n")
-    with pytest.raises(IndexFormatError, match=r"late.txt:3: '#parts' must come right after"):
+    with pytest.raises(IndexFormatError, match=r"late.txt:3: lists the parts of an index, right after #mpload"):
         open_index(late)
     path.write_text("#mpload 2\n#parts\npart-0.txt\n")
     with pytest.raises(IndexFormatError, match="Update mpload"):

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from mpload import Mixture, MPDataset, Topology
+from mpload import Index, Mixture, MPDataset, Topology
 
 HEAD = "#mpload 1\n#columns id:int text:str label:int\n"
 
@@ -22,7 +22,7 @@ def write_numbers(path: Path, num_samples: int, *, head: str = HEAD) -> Path:
     return path
 
 
-def growing(path: Path | Mixture, **options: Any) -> MPDataset[Any]:
+def growing(path: Path | Mixture | Index, **options: Any) -> MPDataset[Any]:
     options = {"batch_size": 4, "shuffle": True, "seed": 7, "tail": "ragged", "topology": Topology(), **options}
     return MPDataset(path, **options)
 

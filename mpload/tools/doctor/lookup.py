@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from mpload.index.index import Index, file_sizes
+from mpload.index.index import Index
+from mpload.index.parts import file_sizes
 from mpload.judgement.facts import Cost
 from mpload.tools.doctor.stopwatch import Stopwatch
 
