@@ -17,7 +17,14 @@ index        Index: records and labels
 mixture      Mixture: several indexes with weights, as the user gives them
 mixture_index  MixtureIndex: the indexes of a mixture as one index
 mixed_lines  MixedLines: lines of several indexes, as if they were those of one
-copying      copies an index at a URL into the cache folder
+copying      copies an index to a local disk, from a URL or a slow file system
+parts_text   the text that lists the parts of an index
+parts_table  its sidecar: where the lines of each part are
+parts_index  PartsIndex: the parts as one index, opened when they are needed
+parts_columns  their columns as one column
+parts_opening  opens and compares the parts of a list
+parts        what any index consists of: its parts and files
+line_reader  finds and reads lines without the native module
 opening      open_index: opens the index at a path
 growth       recognises an index in one to which lines were appended
 blocks       consecutive samples with their columns as arrays, for passes over a whole index

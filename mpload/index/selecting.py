@@ -20,6 +20,7 @@ from mpload.index.columns import ColumnType, format_columns, path_of
 from mpload.index.index import Index, header_of, sidecar_of
 from mpload.index.lookup import SidecarFile, check_sample_ids
 from mpload.index.opening import is_outside, open_index
+from mpload.index.parts import parts_of
 from mpload.index.publishing import check_out, declared_root, new_file
 from mpload.index.sidecar import Progress, rewrite_sidecar
 from mpload.index.text import Dialect, Header, format_header, format_line, line_parser
@@ -147,7 +148,7 @@ def write_selection(
     if is_url(os.fspath(out)):
         raise ArgumentError(f"{os.fspath(out)}: an index is written to a local file. Give its path, and upload it then")
     target = Path(os.path.normpath(Path(out).expanduser().absolute()))
-    check_out(target, [index.path])
+    check_out(target, [index.path, *(part.path for _, part in parts_of(index))])
     strata = _Strata.of(index, choice) if choice.part is not None else None
     header = header_of(index)
     is_relative = relative or (header.root is not None and not is_url(header.root) and not header.root.startswith("/"))

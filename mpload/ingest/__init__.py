@@ -32,6 +32,7 @@ Turning rows into an index:
 build        build_index: writes a text and its sidecar from a source
 appending    append_to_index: adds what is new in a source to its index
 merge        merge_indexes: several indexes into one
+parts        list_parts: several indexes as the parts of one
 splitting    assigns samples to the parts of a split
 writing      writes the rows of a source to index texts
 image_sizes  measures the size of each sample and adds it to the sidecar

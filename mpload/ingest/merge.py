@@ -98,6 +98,7 @@ def merge_indexes(
     target = Path(absolute(out))
     check_out(target, [Path(name) for name in names if not is_url(name)])
     parts = [part for name in names for part in _sources_at(name)]
+    check_out(target, [part.text for part in parts])
     for part in parts[1:]:
         _check_alike(parts[0], part)
     root = _common_root(parts)

@@ -58,6 +58,7 @@ def list_parts(
     for name, part in _opened(names, progress):
         first = first or part
         _check_alike(first, part)
+        check_out(target, [part.path])
         layout = sidecar_of(part)
         listed.append(
             ListedPart(

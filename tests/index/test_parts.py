@@ -125,6 +125,17 @@ def test_listing_and_merging_undo_each_other(tmp_path: Path, cuts: list[int]) ->
     assert list(listed) == list(merged)
 
 
+def test_no_part_is_overwritten(tmp_path: Path) -> None:
+    path, part = write_parts(tmp_path, [0, 3, 5]), tmp_path / "part-1.txt"
+    before = part.read_text()
+    for write in (list_parts, merge_indexes):
+        with pytest.raises(ArgumentError, match=r"part-1.txt: is the source itself"):
+            write([path], part)
+    with pytest.raises(ArgumentError, match=r"part-1.txt: is the source itself"):
+        open_index(path).select(part, where="id > 1")
+    assert part.read_text() == before
+
+
 def test_a_list_moves_with_its_parts(tmp_path: Path) -> None:
     for folder in ("a", "a/b"):
         (tmp_path / folder).mkdir()
