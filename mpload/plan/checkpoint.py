@@ -113,8 +113,8 @@ class State:
             size = "" if self.num_samples is None else f", of {self.num_samples:,} samples"
             raise StateError(
                 f"the checkpoint was made with another index{size}: its fingerprint is {self.fingerprint!r}, "
-                f"this index has {fingerprint!r}. Open the index it was made with, or restart the epoch without the checkpoint. Lines "
-                "may only be appended to an index, and not to one of a mixture"
+                f"this index has {fingerprint!r}. Open the index it was made with, or restart the epoch without the "
+                "checkpoint. Lines may only be appended to an index, and not to one of a mixture"
             )
         if self.order != order:
             is_mixture = order.startswith("mixture(")
