@@ -242,7 +242,7 @@ class WorkerPool:
 
     @property
     def answers_fd(self) -> int:
-        """A descriptor that becomes readable when `take_complete` may have batches, for an event loop."""
+        """A descriptor that becomes readable when there are answers, for an event loop that calls `take_complete`."""
         return self._inbox.answers_fd
 
     def take_complete(self) -> list[FilledBatch]:
@@ -253,10 +253,9 @@ class WorkerPool:
         """
         self._check_usable()
         self._poll(0.0)
-        complete = [number for number in self._undelivered if not self._batches[number].num_left]
         with self._close_on_error:
-            for number in complete:
-                self._undelivered.remove(number)
+            complete = [number for number in self._undelivered if not self._batches[number].num_left]
+            self._undelivered = deque(number for number in self._undelivered if number not in complete)
             return [self._deliver(self._batches.pop(number)) for number in complete]
 
     def progress(self) -> Progress:
@@ -290,7 +289,7 @@ class WorkerPool:
                 batch = self._batches[number]
                 batch.is_cancelled = True
                 if not batch.num_left:
-                    self._discard(number)
+                    self._ring.give_back(self._batches.pop(number).slot)
             self._undelivered.clear()
             for chunk in self._issuing.withdraw():
                 self._complete(chunk)
@@ -361,10 +360,7 @@ class WorkerPool:
             else:
                 self._issuing.issue([last_step], urgent=True)
         if batch.is_cancelled and not batch.num_left:
-            self._discard(chunk.batch)
-
-    def _discard(self, number: int) -> None:
-        self._ring.give_back(self._batches.pop(number).slot)
+            self._ring.give_back(self._batches.pop(chunk.batch).slot)
 
     def _retry(self, death: Death) -> None:
         if death.worker is None:

@@ -17,6 +17,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import numpy as np
+import psutil
 import pytest
 from numpy.typing import NDArray
 from prometheus_client.parser import text_string_to_metric_families
@@ -227,14 +228,14 @@ def test_a_slow_request_delays_no_other(tmp_path: Path) -> None:
 
 
 def test_a_server_that_stops_finishes_the_requests_under_way(tmp_path: Path) -> None:
-    def open_once_no_more_clients_are_accepted(host: str, port: int) -> None:
+    def open_once_no_more_clients_are_accepted(port: int) -> None:
         deadline = time.monotonic() + _SECONDS
-        while time.monotonic() < deadline:
-            try:
-                socket.create_connection((host, port), timeout=_SECONDS).close()
-                time.sleep(0.1)
-            except ConnectionError:
-                break
+        while any(
+            each.status == psutil.CONN_LISTEN and each.laddr.port == port
+            for each in psutil.Process().net_connections("tcp")
+        ):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
         (tmp_path / "open").touch()
 
     with ThreadPoolExecutor(2) as threads, ExitStack() as stack:
@@ -242,7 +243,7 @@ def test_a_server_that_stops_finishes_the_requests_under_way(tmp_path: Path) -> 
         with asking(_gated_dataset(tmp_path), url) as slow, asking(_gated_dataset(tmp_path), url) as watch:
             late = threads.submit(_labels, slow, wanted([93]))
             await_metric(watch, "requests_under_way", 1)
-            threads.submit(open_once_no_more_clients_are_accepted, watch.connection.host, watch.connection.port)
+            threads.submit(open_once_no_more_clients_are_accepted, watch.connection.port)
             stack.close()  # stops the server
             assert late.result() == [93]
 

@@ -2,6 +2,7 @@
 
 import gc
 import resource
+import select
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -338,3 +339,34 @@ def test_free_slots_return_their_memory_to_the_kernel() -> None:
             assert wait_until(lambda: pool.num_free_slots == 3)
             pool.ring.drop_free_memory()
             assert pool.ring.used_bytes == 0
+
+
+@pytest.mark.processes
+def test_complete_batches_are_taken_in_any_order_with_what_they_cost(tmp_path: Path) -> None:
+    gate = Gate(tmp_path)
+
+    def hold_the_first(batch: int, _: int) -> None:
+        if not batch and not gate.path.exists():
+            gate.wait()
+
+    with WorkerPool(Numbers(hold_the_first), LAYOUT, num_slots=8, num_workers=2) as pool:
+        for task in tasks(4, 8):
+            pool.submit(task)
+        found: list[FilledBatch] = []
+
+        def take(num_batches: int) -> bool:
+            ready, _, _ = select.select([pool.answers_fd], [], [], 0.05)
+            found.extend(pool.take_complete() if ready else ())
+            return len(found) >= num_batches
+
+        assert wait_until(lambda: take(3))
+        assert sorted(batch.task.numbers[0] for batch in found) == [1, 2, 3]
+        assert (pool.num_pending, pool.take_complete()) == (1, [])
+        gate.open()
+        assert wait_until(lambda: take(4))
+        assert [batch.tally.num_samples for batch in found] == [8] * 4
+        assert min(batch.tally.busy_ns for batch in found) > 0
+        for batch in found:
+            assert_right(batch.arrays, batch.task.numbers[0], num_samples=8)
+        pool.submit(tasks(1)[0])
+        assert pool.next().task.numbers == (0,)
