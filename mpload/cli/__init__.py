@@ -10,6 +10,7 @@ merge     concatenates indexes
 pack      writes samples into shards
 plan      judges a job by assumed figures
 doctor    measures what limits a job
+serve     makes samples for the loaders of other machines
 monitor   measures the memory of a command
 top       shows the loaders of a running job
 demo      makes photos, indexes them, reads three epochs, and checks the result

@@ -39,11 +39,6 @@ def served(dataset: Callable[[], MPDataset[Any]], *, epochs: int = 1, **options:
         return [comparable(batch) for _ in range(epochs) for batch in asker.batches()]
 
 
-@pytest.fixture(scope="module")
-def photos(photo_tree: Path) -> Path:
-    return build_index(photo_tree, photo_tree.with_name("served.txt"))
-
-
 @pytest.mark.parametrize(
     "options",
     [

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
@@ -121,6 +122,18 @@ class Asker:
         """Return the value of a metric without labels."""
         lines = self.get("/metrics")[1].decode().splitlines()
         return next(float(line.split()[1]) for line in lines if line.startswith(f"mpload_server_{name} "))
+
+    def await_metric(self, name: str, value: float) -> None:
+        """Wait until a metric has a value."""
+        deadline = time.monotonic() + _SECONDS
+        while (found := self.metric(name)) != value:
+            assert time.monotonic() < deadline, (name, found)
+            time.sleep(0.02)
+
+    def labels(self, request: Wanted) -> list[int]:
+        """Return the labels of the samples of a request."""
+        found: list[int] = self.samples(request)[1]["label"].tolist()
+        return found
 
     @property
     def address(self) -> str:
