@@ -1,5 +1,6 @@
 # The public names and the modules that define them. Type checkers read this file; `__init__.py` imports names from it.
 
+from mpload.client.options import Servers as Servers
 from mpload.device.prefetcher import DevicePrefetcher as DevicePrefetcher
 from mpload.device.prefetcher import DeviceStats as DeviceStats
 from mpload.device.seeding import PerSample as PerSample
@@ -14,6 +15,7 @@ from mpload.errors import OutageError as OutageError
 from mpload.errors import OutsideRootError as OutsideRootError
 from mpload.errors import RefusedError as RefusedError
 from mpload.errors import SampleError as SampleError
+from mpload.errors import ServerError as ServerError
 from mpload.errors import SidecarError as SidecarError
 from mpload.errors import StateError as StateError
 from mpload.errors import StorageError as StorageError

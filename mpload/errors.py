@@ -14,6 +14,7 @@ MploadError
 ├── DecodeError        (ValueError)       a decoder cannot decode the bytes
 ├── SampleError        (RuntimeError)     one sample could not be made
 ├── TooManyBadSamples  (RuntimeError)     more samples failed than the error policy allows
+├── ServerError        (RuntimeError)     servers of samples refuse a loader, make other samples, or do not answer
 ├── WorkerError        (RuntimeError)     worker processes cannot start, or die too often
 │   └── RefusedError                      the system refused a process, a file descriptor or memory
 └── WorkerTraceback    (RuntimeError)     the worker's traceback, attached to an error as its `__cause__`
@@ -35,6 +36,7 @@ __all__ = [
     "OutsideRootError",
     "RefusedError",
     "SampleError",
+    "ServerError",
     "SidecarError",
     "StateError",
     "StorageError",
@@ -156,6 +158,16 @@ class SampleError(MploadError, RuntimeError):
     The message names the sample, the line of the index that lists it, and the cause. `__cause__` holds the original
     error. Fix or remove the sample, fix the transform, or pass `on_error="skip"` or `on_error="substitute"` to the
     `MPDataset`. If you catch the error, the next `next()` returns the batch after the one that failed.
+    """
+
+
+class ServerError(MploadError, RuntimeError):
+    """The servers of an `MPLoader` refuse it, make other samples than it wants, or do not answer.
+
+    The message names each server and what it did. A server refuses a loader whose token, index, decoders or version of
+    mpload differ from its own: start it with the same dataset. With `fallback="raise"` this error also means that no
+    server has answered for `Servers.retry_seconds`: check the servers and the network, or pass `fallback="local"`.
+    No sample is to blame, so none is skipped. If you catch the error, the next `next()` makes the same batch again.
     """
 
 

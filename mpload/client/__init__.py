@@ -3,6 +3,12 @@
 ```
 protocol     the messages between a worker and a server: requests, answers, and the description of a dataset
 describing   computes that description from a dataset, on both sides
+options      Servers: which servers a loader has, and the limits for requests to them
+served_work  ServedWork: the work of workers that have samples made by servers
+asking       a worker's requests: several at a time, repeated if they fail, made a second time if they are late
+choice       which server is asked next
+connection   an HTTP connection to a server
+refusals     why a server and a loader do not fit together
 ```
 
 The servers are in `mpload.servers`.

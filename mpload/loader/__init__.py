@@ -35,6 +35,7 @@ collate       Pad, Flat: how values of different shapes become one tensor
 presenting    converts batches to what an MPDataset yields
 leaf_tensors  batches of samples made of nested containers
 tensors       converts the values of a sample or batch to tensors
+described     what a loader tells about itself
 pinned        batches in page-locked memory
 epochs        the current and next epoch, shared by all processes that read a dataset
 epoch_iterator  one iteration of an MPDataset in one process, and its position

@@ -15,7 +15,10 @@ from mpload.memory.machine import refaulted_bytes
 from mpload.telemetry.stats import LoaderStats, running_facts
 from mpload.units import format_seconds
 
-__all__ = ["Adviser", "advise"]
+__all__ = ["ADVICE_SECONDS", "Adviser", "advise"]
+
+ADVICE_SECONDS = 20.0
+"""How often a loader looks for advice."""
 
 _WAITS = 0.1
 _MIN_BATCHES = 20

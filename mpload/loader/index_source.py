@@ -14,8 +14,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpload.client.describing import description_of
+from mpload.client.options import Servers
 from mpload.client.protocol import Description
-from mpload.errors import ArgumentError, MploadError, MploadWarning, SampleError, TooManyBadSamples, cause_of
+from mpload.client.served_work import ServedWork
+from mpload.errors import (
+    ArgumentError,
+    MploadError,
+    MploadWarning,
+    SampleError,
+    ServerError,
+    TooManyBadSamples,
+    cause_of,
+)
 from mpload.index.index import records_of
 from mpload.loader.collate import BatchSeed, CollateError, why_not_in_workers
 from mpload.loader.epochs import Epoch
@@ -30,7 +40,7 @@ from mpload.loader.source_counts import SourceCounts
 from mpload.plan.batch_number import BatchNumber
 from mpload.plan.batching import AnyPlan
 from mpload.samples.cache.opened import OpenCache
-from mpload.samples.collated_work import MADE, CollatedWork, unpacked, whole_field
+from mpload.samples.collated_work import MADE, CollatedWork, SampleWork, unpacked, whole_field
 from mpload.samples.column_decoders import ColumnDecoders
 from mpload.samples.index_work import PipelineWork, substitute_task
 from mpload.samples.joins import Join
@@ -51,15 +61,22 @@ _NONE = np.empty(0, np.int64)
 
 
 class IndexSource:
-    """The batches of an MPDataset."""
+    """The batches of an MPDataset.
 
-    def __init__(self, runs: IndexRuns) -> None:
+    Args:
+        runs: how the dataset reads its index.
+        servers: what makes the samples, instead of the workers; None if the workers do.
+    """
+
+    def __init__(self, runs: IndexRuns, *, servers: Servers | None = None) -> None:
         run = runs.of(runs.epochs.next)
         if run.batch_size is None:
             raise ArgumentError("an MPLoader loads whole batches: pass batch_size= to the MPDataset")
         self._runs = runs
         self._run = run
         """The run whose samples the workers make."""
+        self._servers = servers
+        self._sample_fields: tuple[Field | RaggedField, ...] = ()
         self._forms: list[Form] = []
         self._template: Any = None
         self._joins: list[Join] = []
@@ -118,7 +135,7 @@ class IndexSource:
 
     def prepare(self) -> tuple[Field | RaggedField, ...]:
         """Return the fields of a slot. If they cannot be inferred, a sample is made in a separate process."""
-        fields = self.sample_fields()
+        fields = self._sample_fields = self.sample_fields()
         return (*fields, *self._fields_of_batch(fields))
 
     def sample_fields(self) -> tuple[Field | RaggedField, ...]:
@@ -158,7 +175,15 @@ class IndexSource:
 
     def work(self, *, read_ahead_bytes: int, decode_bytes: int) -> Work:
         """Return the work for the workers, with these memory limits for each worker."""
-        samples = self.sample_work(read_ahead_bytes=read_ahead_bytes, decode_bytes=decode_bytes)
+        own = self.sample_work(read_ahead_bytes=read_ahead_bytes, decode_bytes=decode_bytes)
+        samples: SampleWork = own
+        if self._servers is not None:
+            samples = ServedWork(
+                work=own,
+                servers=self._servers,
+                description=self.describe(self._sample_fields),
+                fields=frozenset(field.name for field in self._sample_fields),
+            )
         if not self._collates and not self._joins:
             return samples
         return CollatedWork(samples=samples, joins=self._joins, collate=self._slots if self._collates else None)
@@ -253,6 +278,8 @@ class IndexSource:
         causes: list[BadSample] = []
         for failure in filled.failures:
             details = failure.details
+            if failure.kind is ServerError:
+                raise ServerError(failure.cause) from failure.origin
             if failure.sample == filled.task.num_samples:
                 message = self._collate_failed(filled, failure.cause)
                 raise error_of_failure(message, failure) from failure.origin

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from mpload.errors import ArgumentError, SampleError, TooManyBadSamples
+from mpload.errors import ArgumentError, SampleError, ServerError, TooManyBadSamples
 from mpload.loader.sample_errors import is_outage
 
 if TYPE_CHECKING:
@@ -126,7 +126,11 @@ class Iteration(Iterator[Any]):
             return self._take(self._batches, asked=asked)
         except SampleError as error:
             if is_outage(error):
+                self._loader._num_received -= 1
                 self._go_back()
+            raise
+        except ServerError:
+            self._go_back()
             raise
 
     def _take(self, batches: Iterator[Any], *, asked: float) -> Any:
@@ -152,6 +156,5 @@ class Iteration(Iterator[Any]):
 
     def _go_back(self) -> None:
         """Go back to before the batch that has failed. It is made again for the next request, or in a resumed run."""
-        self._loader._num_received -= 1
         self._loader._load_state_on_host(self._loader._state_on_host())
         self._batches, self._number = None, self._loader._iteration

@@ -1,6 +1,6 @@
 """`MPLoader`: loads the batches of a dataset in lightweight worker processes, through shared memory."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from importlib import import_module
 from itertools import chain
@@ -10,10 +10,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from mpload.client.options import Fallback, Servers, servers_of
 from mpload.device.prefetcher import DevicePrefetcher
 from mpload.errors import ArgumentError
-from mpload.loader.advice import Adviser
+from mpload.loader.advice import ADVICE_SECONDS, Adviser
 from mpload.loader.dataset import Batch, MPDataset
+from mpload.loader.described import facts_of
 from mpload.loader.engine import Engine
 from mpload.loader.frameworks import AccelerateIteration, is_accelerate_used
 from mpload.loader.instead import Guarded
@@ -33,15 +35,13 @@ from mpload.telemetry.stats import LoaderStats
 from mpload.telemetry.writers import Report, StatsWriter
 from mpload.transport.batches import PoolOptions
 from mpload.transport.pool import WorkerPool
-from mpload.units import format_bytes, format_facts, html_table
+from mpload.units import format_facts, html_table
 
 if TYPE_CHECKING:
     from mpload.loader.epochs import Epoch
     from mpload.transport.stream import Stream
 
 __all__ = ["MPLoader"]
-
-_ADVICE_SECONDS = 20.0
 
 
 class MPLoader(Guarded, Generic[Batch]):
@@ -74,6 +74,10 @@ class MPLoader(Guarded, Generic[Batch]):
         options: how workers are treated: timeouts, restarts, fresh processes instead of forks.
         device: device on which batches are yielded, with images as float32 in [0, 1]. This is a shortcut for wrapping
             the loader in a `DevicePrefetcher`, which has more options. None yields batches on the host, unchanged.
+        servers: the URLs of servers (`mpload serve`) that make the samples of an `MPDataset`, or `Servers` with time
+            limits and certificates. Workers ask them, and get the same samples as they make themselves.
+        token: the secret that the servers want to see, if any.
+        fallback: `"local"` makes samples that no server makes in the workers. `"raise"` raises a `ServerError`.
         **of_dataset: arguments for map-style datasets. An `MPDataset` has its own `batch_size`, `shuffle`, `seed`,
             `tail` and `topology`. Those that a DataLoader also has:
 
@@ -119,6 +123,9 @@ class MPLoader(Guarded, Generic[Batch]):
         memory_budget: int | str = "auto",
         options: PoolOptions | None = None,
         device: torch.device | str | None = None,
+        servers: Sequence[str] | Servers | None = None,
+        token: str | None = None,
+        fallback: Fallback = "local",
     ) -> None: ...
 
     @overload
@@ -141,6 +148,9 @@ class MPLoader(Guarded, Generic[Batch]):
         memory_budget: int | str = "auto",
         options: PoolOptions | None = None,
         device: torch.device | str | None = None,
+        servers: Sequence[str] | Servers | None = None,
+        token: str | None = None,
+        fallback: Fallback = "local",
         **of_dataset: Unpack[MapArguments],
     ) -> None:
         if num_workers != "auto" and (type(num_workers) is not int or num_workers < 0):
@@ -150,9 +160,9 @@ class MPLoader(Guarded, Generic[Batch]):
         if num_workers == "auto" and is_stream(dataset):
             num_workers = 1  # each worker would yield all samples
         self._options = map_options.pool_options(options or PoolOptions(), may_restart=not is_stream(dataset))
-        self._source = source_of(
-            dataset, map_options, num_workers=share.num_cores if isinstance(num_workers, str) else num_workers
-        )
+        asked = servers_of(servers, token, fallback, num_workers=num_workers, options=self._options)
+        first_workers = share.num_cores if isinstance(num_workers, str) else num_workers
+        self._source = source_of(dataset, map_options, num_workers=first_workers, servers=asked)
         self.dataset = dataset
         """The dataset that was passed in."""
         self._num_workers = None if isinstance(num_workers, str) else num_workers
@@ -168,10 +178,10 @@ class MPLoader(Guarded, Generic[Batch]):
         self._telemetry = Telemetry(
             made_here=self._source.made_here, with_page=num_workers != 0, by_source=stats_by_source(self._source)
         )
-        adviser = Adviser(
-            is_auto=num_workers == "auto", num_cores=share.num_cores, image_excess=self._source.image_excess
-        )
-        self._telemetry.listen(adviser, every_seconds=_ADVICE_SECONDS)
+        if asked is None:  # otherwise this machine does not limit the loader
+            excess = self._source.image_excess
+            adviser = Adviser(is_auto=num_workers == "auto", num_cores=share.num_cores, image_excess=excess)
+            self._telemetry.listen(adviser, every_seconds=ADVICE_SECONDS)
         self._engine: Engine | None = None
         self._is_closed = False
         self._prefetcher = None if device is None else DevicePrefetcher(OnHost(self), device=device)
@@ -302,20 +312,10 @@ class MPLoader(Guarded, Generic[Batch]):
         return batches
 
     def __repr__(self) -> str:
-        return format_facts(f"MPLoader of {self._source.name}", self._facts())
+        return format_facts(f"MPLoader of {self._source.name}", facts_of(self))
 
     def _repr_html_(self) -> str:
-        return html_table(f"MPLoader of {self._source.name}", self._facts())
-
-    def _facts(self) -> dict[str, str]:
-        epoch = self._epoch
-        received = "" if epoch is None else f" ({self._num_received:,} of {self._current_plan().num_batches:,} batches)"
-        return {
-            **self._source.facts(),
-            "epoch": f"{(epoch or self._source.epochs.next).number}{received}",
-            "workers": "closed" if self._is_closed else f"{self.num_workers}{' (auto)' * (self._num_workers is None)}",
-            "memory": f"at most {format_bytes(self.memory_budget.total_bytes)}",
-        }
+        return html_table(f"MPLoader of {self._source.name}", facts_of(self))
 
     @property
     def num_workers(self) -> int:

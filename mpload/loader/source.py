@@ -7,6 +7,7 @@ from typing import Any, Protocol
 from torch.utils.data import IterableDataset
 from torch.utils.data.graph_settings import apply_shuffle_settings
 
+from mpload.client.options import Servers
 from mpload.errors import ArgumentError
 from mpload.index.index import Index
 from mpload.loader.batch_source import BatchSource
@@ -169,13 +170,16 @@ def is_stream(dataset: object) -> bool:
     return isinstance(dataset, IterableDataset) and not isinstance(dataset, MPDataset)
 
 
-def source_of(dataset: MPDataset[Any] | MapDataset, options: MapOptions, *, num_workers: int) -> Source:
+def source_of(
+    dataset: MPDataset[Any] | MapDataset, options: MapOptions, *, num_workers: int, servers: Servers | None = None
+) -> Source:
     """Return the source for a dataset.
 
     Args:
         dataset: what the loader loads.
         options: the loader's arguments for map-style datasets.
         num_workers: number of workers at the start.
+        servers: what makes the samples of an `MPDataset`, if not the workers.
 
     Raises:
         ArgumentError: this is not a dataset that can be loaded, or the arguments do not fit it.
@@ -185,7 +189,11 @@ def source_of(dataset: MPDataset[Any] | MapDataset, options: MapOptions, *, num_
             raise ArgumentError(
                 "an MPDataset has its own batch_size, shuffle, seed, tail and topology: pass them to the MPDataset"
             )
-        return IndexSource(dataset._runs)  # noqa: SLF001  `_runs` is shared with this package
+        return IndexSource(dataset._runs, servers=servers)  # noqa: SLF001  `_runs` is shared with this package
+    if servers is not None:
+        raise ArgumentError(
+            f"servers make the samples of an MPDataset only, got {dataset!r:.80} of type {type(dataset).__name__}"
+        )
     if isinstance(dataset, str | os.PathLike | Index):
         raise ArgumentError(
             f"an MPLoader loads a dataset, not an index, got {dataset!r}. Pass MPDataset(..., batch_size=...)"

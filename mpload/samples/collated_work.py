@@ -9,15 +9,15 @@ from numpy.typing import NDArray
 
 from mpload.errors import FAILURES, ArgumentError, cause_of
 from mpload.plan.batch_number import BatchNumber
-from mpload.samples.index_work import PipelineWork
 from mpload.samples.joins import Join
 from mpload.samples.parcel import pack, unpack
+from mpload.samples.pipeline import Pipeline
 from mpload.samples.policy import ErrorAction
 from mpload.transport.ragged import RaggedArray
 from mpload.transport.slots import Field, RaggedField
-from mpload.transport.worker import ChunkReport
+from mpload.transport.worker import ChunkReport, Work
 
-__all__ = ["MADE", "CollateSlot", "CollatedWork", "unpacked", "whole_field"]
+__all__ = ["MADE", "CollateSlot", "CollatedWork", "SampleWork", "unpacked", "whole_field"]
 
 MADE = Field(name="made samples", dtype=np.bool_)
 """The field that says which samples of a batch were made."""
@@ -47,6 +47,23 @@ class CollateSlot(Protocol):
         ...
 
 
+class SampleWork(Work, Protocol):
+    """Makes the samples of an `MPDataset`, as `PipelineWork` does."""
+
+    @property
+    def pipeline(self) -> Pipeline:
+        """What makes a sample."""
+        ...
+
+    def unpacked(self, number: BatchNumber, arrays: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Prepare for a batch, and return the arrays of its slot in the shape that its samples have."""
+        ...
+
+    def sample_ids(self, number: BatchNumber, first: int, last: int) -> NDArray[np.int64]:
+        """Return the sample_ids at places `first` to `last` (exclusive) of a batch."""
+        ...
+
+
 @dataclass(kw_only=True)
 class CollatedWork:
     """Makes the samples of a batch, and as its last step the batch, in the same slot.
@@ -54,7 +71,7 @@ class CollatedWork:
     Process: as `PipelineWork`.
     """
 
-    samples: PipelineWork
+    samples: SampleWork
     joins: Sequence[Join]
     collate: CollateSlot | None
     """The user's callable; None if all is said by `joins`."""

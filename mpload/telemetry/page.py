@@ -23,7 +23,7 @@ from mpload.transport.limits import shared_memory
 
 __all__ = ["PAGE_VERSION", "StatsPage", "page_facts", "read_pages", "stats_of_page"]
 
-PAGE_VERSION = 2
+PAGE_VERSION = 3
 _NAME = "mpload-stats"
 _MAGIC = b"MPLSTATS"
 _HEAD = struct.Struct("<8s3Q")

@@ -49,6 +49,10 @@ class Timings:
     """Samples not found in the cache, including those that it never keeps."""
     num_hedges: int = 0
     """Requests to a server that were made a second time because the first one was late."""
+    num_served: int = 0
+    """Samples that servers have made, of those of `num_samples`. The others were made by the workers."""
+    served_bytes: int = 0
+    """Bytes received from those servers."""
 
     def since(self, earlier: "Timings") -> "Timings":
         """Return the difference from `earlier`."""
@@ -68,7 +72,7 @@ def timings_of(tallies: Iterable[Tally]) -> Timings:
     total = Tally()
     for tally in tallies:
         total.add(tally)
-    read_ns, decode_ns, transform_ns, num_hits, num_misses, num_hedges, *_ = total.counts
+    read_ns, decode_ns, transform_ns, num_hits, num_misses, num_hedges, num_served, served_bytes = total.counts
     return Timings(
         num_samples=total.num_samples,
         read_ns=read_ns,
@@ -78,6 +82,8 @@ def timings_of(tallies: Iterable[Tally]) -> Timings:
         num_cache_hits=num_hits,
         num_cache_misses=num_misses,
         num_hedges=num_hedges,
+        num_served=num_served,
+        served_bytes=served_bytes,
     )
 
 
@@ -259,6 +265,8 @@ class LoaderStats:
             "cache_hits": self.timings.num_cache_hits,
             "cache_misses": self.timings.num_cache_misses,
             "hedges": self.timings.num_hedges,
+            "served_samples": self.timings.num_served,
+            "served_bytes": self.timings.served_bytes,
             "copied_batches": self.num_copied_batches,
             "deaths": self.num_deaths,
         }
@@ -279,8 +287,17 @@ class LoaderStats:
                 f"zygote {format_bytes(memory.zygote_bytes)}, workers {format_bytes(memory.workers_bytes)}); "
                 f"{self.num_copied_batches} batches copied, {self.num_deaths} deaths"
             ),
+            **self._facts_of_servers(),
             **self._facts_of_sources(),
         }
+
+    def _facts_of_servers(self) -> dict[str, str]:
+        timings = self.timings
+        if not timings.num_served:
+            return {}
+        share = timings.num_served / max(1, timings.num_samples)
+        speed = f", {format_bytes(int(timings.served_bytes / self.elapsed_seconds))}/s" if self.elapsed_seconds else ""
+        return {"made by servers": f"{share:.1%} of the samples, {format_bytes(timings.served_bytes)}{speed}"}
 
     def _facts_of_sources(self) -> dict[str, str]:
         facts = {name: str(each) for name, each in list(self.sources.items())[:_MAX_SHOWN]}

@@ -1,0 +1,304 @@
+"""Asks servers for samples: keeps several requests open, repeats those that fail, and makes late ones a second time."""
+
+import random
+import select
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from mpload.client.choice import Choice
+from mpload.client.connection import Busy, Connection, OtherDataset, Refused, RequestError, tls_for
+from mpload.client.options import Servers
+from mpload.client.protocol import AnswerHead, Description, ProtocolError
+from mpload.client.refusals import differences
+from mpload.errors import ServerError
+from mpload.storage.latencies import Latencies
+from mpload.storage.notices import Notice
+from mpload.units import format_seconds
+
+__all__ = ["HEDGES_PER_REQUEST", "Answered", "Asking", "Piece"]
+
+HEDGES_PER_REQUEST = 0.05
+"""Second requests, as a fraction of all requests so far."""
+_MAX_SAVED_HEDGES = 8
+_LEAST_LATE_SECONDS = 0.05
+_PATIENCE_SECONDS = 1.0
+"""How long a worker does nothing but wait for a server, if it can make the samples itself."""
+_TICK_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Samples `first` to `last` (exclusive) of a batch, which one request asks for."""
+
+    task: tuple[int, ...]
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answered:
+    """An answer that was received."""
+
+    server: int
+    """Which server has made the samples."""
+    head: AnswerHead
+    num_bytes: int
+
+
+@dataclass(slots=True, kw_only=True)
+class _Request:
+    """A request that was sent and not answered yet."""
+
+    server: int
+    connection: Connection
+    body: bytes
+    num_samples: int
+    sent_at: float
+
+    def fileno(self) -> int:
+        return self.connection.fileno()
+
+
+Read = Callable[[Connection, int], AnswerHead]
+"""Receives the body of an answer, which has so many bytes."""
+
+
+class Asking:
+    """One worker's requests.
+
+    Args:
+        servers: whom to ask.
+        description: of the samples that are wanted.
+        worker: number of the worker. Each begins with another server.
+        notify: is told when a server fails, and when it is back.
+
+    Process: each has its own. Connections are made when they are needed.
+    """
+
+    def __init__(
+        self, servers: Servers, description: Description, *, worker: int, notify: Callable[[Notice], None]
+    ) -> None:
+        self._servers = servers
+        self._description = description
+        self._digest = description.digest
+        self._notify = notify
+        self._tls = tls_for(servers)
+        jitter = random.Random(worker).random
+        self._choice = Choice(len(servers.urls), first=worker, jitter=jitter)
+        self._idle: list[list[Connection]] = [[] for _ in servers.urls]
+        self._latencies = [Latencies() for _ in servers.urls]
+        self._answered_at = [float("-inf")] * len(servers.urls)
+        self._open: dict[Piece, _Request] = {}
+        self._saved_hedges = 0.0
+        self.num_hedges = 0
+        """Requests that were made a second time; the caller may reset it."""
+
+    def ask_ahead(self, wanted: Mapping[Piece, Callable[[], bytes]]) -> None:
+        """Keep requests for these pieces open, as far as servers take any, and give up all others.
+
+        The values return the body of a request.
+        """
+        for piece in [piece for piece in self._open if piece not in wanted]:
+            self._give_up(self._open.pop(piece))
+        for piece, body in wanted.items():
+            if piece not in self._open:
+                request = self._sent(body(), num_samples=piece.last - piece.first)
+                if request is None:
+                    return
+                self._open[piece] = request
+
+    def answer(
+        self, piece: Piece, body: Callable[[], bytes], read: Read, *, live: Callable[[], None]
+    ) -> Answered | None:
+        """Return the answer for a piece; None if no server gives any and the samples can be made here.
+
+        Args:
+            piece: what is wanted.
+            body: returns the body of the request.
+            read: receives an answer. It may be called again, if an answer breaks off.
+            live: is called at least once for each request, and each second of waiting for a server.
+
+        Raises:
+            ServerError: a server refuses this loader, or none answers in time.
+        """
+        began, waited = time.monotonic(), 0.0
+        while True:
+            live()
+            now = time.monotonic()
+            is_local = self._servers.fallback == "local"
+            limit_seconds = self._servers.request_timeout_seconds if is_local else self._servers.retry_seconds
+            if now - began < limit_seconds or now == began:
+                request = self._taken(piece) or self._sent(body(), num_samples=piece.last - piece.first)
+                if request is not None:
+                    answered = self._received(request, read)
+                    if answered is not None:
+                        return answered
+                    continue
+                pause_seconds = self._choice.seconds_until_ready(now)
+                if not is_local or waited + pause_seconds <= _PATIENCE_SECONDS:
+                    pause_seconds = max(0.001, min(pause_seconds, _TICK_SECONDS, began + limit_seconds - now))
+                    waited += pause_seconds
+                    time.sleep(pause_seconds)
+                    continue
+            if is_local:
+                return None
+            raise ServerError(
+                f"no server has made samples for {format_seconds(limit_seconds)}: {self._problems()}. Check the "
+                "servers, or pass fallback='local' to make samples in this loader when servers do not"
+            )
+
+    def _taken(self, piece: Piece) -> _Request | None:
+        """Return the open request for a piece, unless it is so old that the server may have dropped the answer."""
+        request = self._open.pop(piece, None)
+        if request is not None and time.monotonic() - request.sent_at > self._servers.request_timeout_seconds:
+            self._give_up(request)
+            return None
+        return request
+
+    def _problems(self) -> str:
+        told = zip(self._servers.urls, self._choice.problems, strict=True)
+        return "; ".join(f"{url} {problem or 'was not asked'}" for url, problem in told)
+
+    def _sent(self, body: bytes, *, num_samples: int, without: Sequence[int] = ()) -> _Request | None:
+        """Send a request to the next server; return None if there is none, or it fails."""
+        now = time.monotonic()
+        server = self._choice.pick(now, without=without)
+        if server is None:
+            return None
+        idle = self._idle[server]
+        connection = idle.pop() if idle else Connection(self._servers.urls[server], self._servers, self._tls)
+        request = _Request(server=server, connection=connection, body=body, num_samples=num_samples, sent_at=now)
+        try:
+            connection.ask(body, self._digest)
+        except RequestError as error:
+            self._failed(request, error)
+            return None
+        self._saved_hedges = min(_MAX_SAVED_HEDGES, self._saved_hedges + HEDGES_PER_REQUEST)
+        return request
+
+    def _give_up(self, request: _Request) -> None:
+        self._choice.end(request.server)
+        request.connection.close()
+
+    def _failed(self, request: _Request, error: Exception) -> None:
+        """Note that a request has failed. Give up all others to the same server, which would fail one after another."""
+        self._give_up(request)
+        now, server = time.monotonic(), request.server
+        if isinstance(error, Busy):
+            self._choice.busy(server, now, error.seconds)
+            return
+        for piece in [piece for piece, each in self._open.items() if each.server == server]:
+            self._give_up(self._open.pop(piece))
+        if self._choice.failed(server, now, str(error)):
+            url = self._servers.urls[server]
+            others = "by other servers" if len(self._servers.urls) > 1 else "when it is back"
+            instead = "in this loader, unless other servers do" if self._servers.fallback == "local" else others
+            text = f"{url} {error}. It is asked again later. Until then, its samples are made {instead}"
+            self._notify(Notice(place=url, is_outage=True, text=text, answered_at=self._answered_at[server]))
+
+    def _received(self, request: _Request, read: Read) -> Answered | None:
+        """Receive the answer to a request, or to the same request to another server; None if all have failed.
+
+        Raises:
+            ServerError: a server refuses this loader.
+        """
+        found = self._first_to_answer(request)
+        if found is None:
+            return None
+        request, num_bytes = found
+        try:
+            head = read(request.connection, num_bytes)
+        except (RequestError, ProtocolError) as error:
+            self._failed(request, error)
+            return None
+        server = request.server
+        self._choice.end(server)
+        if request.connection.keep():
+            self._idle[server].append(request.connection)
+        self._answered_at[server] = time.monotonic()
+        if self._choice.answered(server):
+            url = self._servers.urls[server]
+            self._notify(Notice(place=url, is_outage=False, text=f"{url} makes samples again"))
+        return Answered(server=server, head=head, num_bytes=num_bytes)
+
+    def _first_to_answer(self, request: _Request) -> tuple[_Request, int] | None:
+        """Wait for an answer, and return what was answered and the size of the answer; None if all have failed."""
+        running = [request]
+        now = time.monotonic()
+        deadline = now + self._servers.request_timeout_seconds
+        hedge_at = self._late_at(request, now)
+        while running:
+            now = time.monotonic()
+            ready = _readable(running, until=min(deadline, max(hedge_at, now)))
+            if ready is not None:
+                num_bytes = self._begun(ready, deadline)
+                running.remove(ready)
+                if num_bytes is not None:
+                    self._lost(running, request)
+                    return ready, num_bytes
+            elif time.monotonic() >= deadline:
+                for each in running:
+                    waited = format_seconds(self._servers.request_timeout_seconds)
+                    self._failed(each, RequestError(f"has not answered for {waited}"))
+                return None
+            else:
+                hedge_at = deadline
+                second = self._hedged(request)
+                if second is not None:
+                    running.append(second)
+        return None
+
+    def _begun(self, request: _Request, deadline: float) -> int | None:
+        """Read the head of an answer; return None if the request has failed."""
+        latency_ns = round((time.monotonic() - request.sent_at) * 1e9)
+        try:
+            num_bytes = request.connection.begin(deadline)
+        except OtherDataset as other:
+            self._give_up(request)
+            raise self._refused(request, differences(self._description, other.description)) from None
+        except Refused as error:
+            self._give_up(request)
+            raise self._refused(request, str(error)) from error
+        except RequestError as error:
+            self._failed(request, error)
+            return None
+        self._latencies[request.server].add(latency_ns, request.num_samples)
+        return num_bytes
+
+    def _refused(self, request: _Request, text: str) -> ServerError:
+        return ServerError(f"{self._servers.urls[request.server]} {text}")
+
+    def _late_at(self, request: _Request, now: float) -> float:
+        """Return when a second request should be made, by the clock; infinity if that is unknown."""
+        late_ns = self._latencies[request.server].late_ns(request.num_samples)
+        if late_ns is None or len(self._servers.urls) == 1:
+            return float("inf")
+        return max(request.sent_at + max(_LEAST_LATE_SECONDS, late_ns * 1e-9), now + _LEAST_LATE_SECONDS / 10)
+
+    def _hedged(self, request: _Request) -> _Request | None:
+        if self._saved_hedges < 1:
+            return None
+        second = self._sent(request.body, num_samples=request.num_samples, without=[request.server])
+        if second is not None:
+            self._saved_hedges -= 1
+            self.num_hedges += 1
+        return second
+
+    def _lost(self, running: Sequence[_Request], late: _Request) -> None:
+        """Give up the requests that another server has answered first."""
+        for each in running:
+            self._give_up(each)
+            if each is late:
+                self._choice.failed(each.server, time.monotonic(), "was much later than usual")
+
+
+def _readable(requests: Sequence[_Request], *, until: float) -> _Request | None:
+    """Return a request whose answer begins before `until`, by the clock; None if there is none."""
+    poll = select.poll()
+    by_fd = {}
+    for request in requests:
+        by_fd[request.fileno()] = request
+        poll.register(request.fileno(), select.POLLIN)
+    found = poll.poll(max(0.0, until - time.monotonic()) * 1000)
+    return by_fd[found[0][0]] if found else None

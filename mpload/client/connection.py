@@ -1,0 +1,267 @@
+"""An HTTP connection to a server, for one request at a time."""
+
+import http.client
+import io
+import json
+import socket
+import ssl
+import time
+from contextlib import suppress
+from functools import partial
+from typing import Any
+from urllib.parse import urlsplit
+
+from mpload.client.options import Servers
+from mpload.client.protocol import DATASET_HEADER, MAX_HEAD_BYTES, MEDIA_TYPE, Description, ProtocolError
+from mpload.errors import ServerError
+
+__all__ = ["Busy", "Connection", "OtherDataset", "Refused", "RequestError", "tls_for"]
+
+_BUSY_SECONDS = 1.0
+_SHOWN_BYTES = 200
+
+
+class RequestError(Exception):
+    """A request has failed. The message says what the server did."""
+
+
+class Busy(RequestError):  # noqa: N818  it is an answer
+    """The server wants no requests for a while."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(f"is busy for {seconds:g} s")
+        self.seconds = seconds
+
+
+class Refused(Exception):  # noqa: N818  it is an answer
+    """The server refuses this loader, and will do so again. The message says why."""
+
+
+class OtherDataset(Refused):
+    """The server makes samples of another dataset, or makes them in another way."""
+
+    def __init__(self, description: Description) -> None:
+        super().__init__(description)
+        self.description = description
+
+
+def tls_for(servers: Servers) -> ssl.SSLContext | None:
+    """Return how connections are encrypted; None if all URLs begin with `http:`.
+
+    Raises:
+        ServerError: `ca_file` cannot be read.
+    """
+    if not any(url.startswith("https:") for url in servers.urls):
+        return None
+    try:
+        return ssl.create_default_context(cafile=servers.ca_file)
+    except OSError as error:
+        raise ServerError(f"ca_file={servers.ca_file!r} has no certificates: {error}") from error
+
+
+class Connection:
+    """A connection to the server at `url`, which is made for the first request and kept.
+
+    Process: for the process, and the thread, that sends the first request.
+    """
+
+    def __init__(self, url: str, servers: Servers, tls: ssl.SSLContext | None) -> None:
+        parts = urlsplit(url)
+        assert parts.hostname is not None
+        limit = servers.connect_timeout_seconds
+        self._http: http.client.HTTPConnection
+        if parts.scheme == "https":
+            self._http = http.client.HTTPSConnection(parts.hostname, parts.port, timeout=limit, context=tls)
+        else:
+            self._http = http.client.HTTPConnection(parts.hostname, parts.port, timeout=limit)
+        self._path = f"{parts.path}/v1/samples"
+        self._headers = {"Content-Type": MEDIA_TYPE, "Accept": MEDIA_TYPE}
+        if servers.token is not None:
+            self._headers["Authorization"] = f"Bearer {servers.token}"
+        self._limit_seconds = servers.request_timeout_seconds
+        self._body, self._digest = b"", ""
+        self._was_used = False
+        self._response: http.client.HTTPResponse | None = None
+
+    def ask(self, body: bytes, digest: str) -> None:
+        """Send a request for samples of the dataset with this digest.
+
+        Raises:
+            RequestError: it cannot be sent.
+        """
+        self._body, self._digest = body, digest
+        try:
+            if self._was_used and self._send():
+                return
+            self._was_used = False
+            self._http.close()
+            self._http.connect()
+            self._request()
+        except (OSError, http.client.HTTPException) as error:
+            raise RequestError(_told(error)) from error
+
+    def _send(self) -> bool:
+        """Send the request over the connection that is there; return whether the server has kept it open."""
+        with suppress(OSError, http.client.HTTPException):
+            if not _has_input(self._http.sock):
+                self._request()
+                return True
+        return False
+
+    def _request(self) -> None:
+        self._http.sock.settimeout(self._limit_seconds)
+        self._http.request("POST", self._path, self._body, {**self._headers, DATASET_HEADER: self._digest})
+
+    def fileno(self) -> int:
+        """Return the descriptor that becomes readable when the answer begins."""
+        return int(self._http.sock.fileno())
+
+    def begin(self, deadline: float) -> int:
+        """Read the head of the answer, and return the number of bytes that `read_into` may read.
+
+        Raises:
+            RequestError: there is no answer, or not one of a server of samples; the time limit may have passed.
+            Busy: the server has too much to do.
+            Refused: it wants another token, or has another dataset (`OtherDataset`).
+        """
+        try:
+            try:
+                self._response = self._read_head(deadline)
+            except ConnectionError:  # includes a server that closes connections which were idle for long
+                if not self._was_used:
+                    raise
+                self._was_used = False
+                self.ask(self._body, self._digest)
+                self._response = self._read_head(deadline)
+            self._was_used = True
+            return self._judged(self._response)
+        except (OSError, http.client.HTTPException) as error:
+            raise RequestError(_told(error)) from error
+
+    def _read_head(self, deadline: float) -> http.client.HTTPResponse:
+        # The response makes a buffered file of what it believes to be a socket, and reads large parts past its buffer.
+        response_class: Any = partial(_response, deadline)
+        self._http.response_class = response_class
+        return self._http.getresponse()
+
+    def _judged(self, response: http.client.HTTPResponse) -> int:
+        kind = response.headers.get_content_type()
+        if response.status == http.HTTPStatus.OK:
+            if kind != MEDIA_TYPE or response.length is None:
+                raise RequestError(f"answers with {kind}, so it is no server of samples{_shown(response)}")
+            return response.length
+        if response.status in {http.HTTPStatus.SERVICE_UNAVAILABLE, http.HTTPStatus.TOO_MANY_REQUESTS}:
+            raise Busy(_pause_of(response))
+        if response.status in {http.HTTPStatus.UNAUTHORIZED, http.HTTPStatus.FORBIDDEN}:
+            raise Refused("wants another token: pass token=, the one that `mpload serve` has")
+        if response.status == http.HTTPStatus.CONFLICT:
+            raise OtherDataset(_description(response))
+        raise RequestError(f"answers {response.status} {response.reason}{_shown(response)}")
+
+    def read_into(self, buffer: memoryview) -> None:
+        """Fill `buffer` with the next bytes of the answer.
+
+        Raises:
+            RequestError: the answer ends too early, or is too late.
+        """
+        assert self._response is not None
+        try:
+            num_read = self._response.readinto(buffer)
+        except (OSError, http.client.HTTPException) as error:
+            raise RequestError(_told(error)) from error
+        if num_read < len(buffer):
+            raise RequestError("closed the connection in the middle of an answer")
+
+    def keep(self) -> bool:
+        """End the answer, of which all was read. Return whether the connection can be used again."""
+        response, self._response = self._response, None
+        assert response is not None
+        with suppress(OSError):
+            response.read(1)  # of nothing: marks the response as finished
+        if response.isclosed() and not response.will_close:
+            return True
+        self.close()
+        return False
+
+    def close(self) -> None:
+        """Close the connection. May be called again."""
+        if self._response is not None:
+            self._response.close()
+            self._response = None
+        self._http.close()
+        self._was_used = False
+
+
+class _UntilDeadline(io.RawIOBase):
+    """What a socket receives until a deadline, however slowly it drips."""
+
+    def __init__(self, connected: socket.socket, deadline: float) -> None:
+        self._socket = connected
+        self._deadline = deadline
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        left = self._deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError
+        self._socket.settimeout(left)
+        return self._socket.recv_into(buffer)
+
+    def makefile(self, mode: str) -> io.BufferedReader:
+        """Return the file that an `HTTPResponse` wants of a socket."""
+        del mode
+        return io.BufferedReader(self)
+
+
+def _response(deadline: float, connected: socket.socket, **options: Any) -> http.client.HTTPResponse:
+    source: Any = _UntilDeadline(connected, deadline)
+    return http.client.HTTPResponse(source, **options)
+
+
+def _has_input(connected: socket.socket | None) -> bool:
+    """Whether a connection that waits for nothing was closed by the other side, or is out of step."""
+    if connected is None:
+        return True
+    connected.setblocking(False)
+    try:
+        connected.recv(1, 0 if isinstance(connected, ssl.SSLSocket) else socket.MSG_PEEK)
+    except (BlockingIOError, ssl.SSLWantReadError):
+        return False
+    return True
+
+
+def _pause_of(response: http.client.HTTPResponse) -> float:
+    try:
+        seconds = float(response.headers.get("Retry-After", _BUSY_SECONDS))
+    except ValueError:  # a date
+        return _BUSY_SECONDS
+    return seconds if 0 < seconds < float("inf") else _BUSY_SECONDS
+
+
+def _description(response: http.client.HTTPResponse) -> Description:
+    try:
+        return Description.decode(response.read(MAX_HEAD_BYTES))
+    except ProtocolError as error:
+        raise RequestError(f"says that it has another dataset, but not which: {error}") from error
+
+
+def _shown(response: http.client.HTTPResponse) -> str:
+    """Return the beginning of a body for a message, or the text of an error as JSON."""
+    with suppress(OSError, http.client.HTTPException):
+        text = response.read(_SHOWN_BYTES).decode("utf-8", "replace")
+        with suppress(ValueError):
+            text = str(json.loads(text)["error"])
+        return f": {' '.join(text.split())!r}" if text.strip() else ""
+    return ""
+
+
+def _told(error: BaseException) -> str:
+    if isinstance(error, TimeoutError):
+        return "does not answer within the time limit"
+    if isinstance(error, http.client.RemoteDisconnected):
+        return "closed the connection instead of answering"
+    if isinstance(error, http.client.HTTPException):
+        return f"does not speak HTTP: {error!r:.200}"
+    return f"{type(error).__name__}: {error}"

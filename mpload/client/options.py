@@ -1,0 +1,104 @@
+"""`Servers`: which servers make the samples of a loader, and what happens when they do not."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+from urllib.parse import urlsplit
+
+from mpload.errors import ArgumentError
+from mpload.transport.batches import PoolOptions
+
+__all__ = ["Fallback", "Servers", "servers_of"]
+
+Fallback = Literal["local", "raise"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Servers:
+    """Servers that make the samples of an `MPLoader`, and the limits for requests to them.
+
+    Raises:
+        ArgumentError: there is no server, a URL is not one of a server, or a number is out of range.
+    """
+
+    urls: Sequence[str]
+    """Where they are, such as `"http://10.0.0.5:8500"`. Stored as a tuple."""
+    token: str | None = field(default=None, repr=False)
+    """The secret that the servers want to see; None if they want none."""
+    fallback: Fallback = "local"
+    """What happens to samples that no server makes: `"local"` makes them in this loader's own workers, and `"raise"`
+    waits for a server, and then raises a `ServerError`."""
+    request_timeout_seconds: float = 30.0
+    """A server that has not answered a request after this time counts as failing. It is asked again later."""
+    connect_timeout_seconds: float = 5.0
+    """Time limit for making a connection."""
+    retry_seconds: float = 120.0
+    """With `fallback="raise"`: how long a worker waits for any server to answer."""
+    ca_file: str | None = None
+    """The certificates that sign those of the servers, as a PEM file; None means the system's. For `https` only."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.urls, str) or not self.urls:
+            raise ArgumentError(f"servers must be a list of at least one URL, got {self.urls!r}")
+        object.__setattr__(self, "urls", tuple(map(_checked, self.urls)))
+        if len(set(self.urls)) < len(self.urls):
+            raise ArgumentError(f"servers must differ, got {list(self.urls)}")
+        if self.fallback not in get_args(Fallback):
+            raise ArgumentError(f"fallback must be 'local' or 'raise', got {self.fallback!r}")
+        if self.token is not None and not (self.token and self.token.isascii() and self.token.isprintable()):
+            raise ArgumentError("token must be a text of printable ASCII characters, or None")
+        for name in ("request_timeout_seconds", "connect_timeout_seconds", "retry_seconds"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ArgumentError(f"{name} must be positive and finite, got {getattr(self, name)}")
+
+    @property
+    def longest_seconds(self) -> float:
+        """The longest time that a worker spends on a request without a sign of life."""
+        return self.connect_timeout_seconds + self.request_timeout_seconds
+
+
+def servers_of(
+    servers: Sequence[str] | Servers | None,
+    token: str | None,
+    fallback: Fallback,
+    *,
+    num_workers: int | str,
+    options: PoolOptions,
+) -> Servers | None:
+    """Return the servers that the arguments of an `MPLoader` name; None if there are none.
+
+    Raises:
+        ArgumentError: the arguments contradict each other, or break a rule of `Servers`.
+    """
+    if servers is None:
+        if token is not None or fallback != "local":
+            raise ArgumentError("token= and fallback= belong to servers=, but there are none")
+        return None
+    if isinstance(servers, Servers):
+        if token is not None or fallback not in {"local", servers.fallback}:
+            raise ArgumentError("servers=Servers(...) has its own token and fallback: pass them to Servers")
+        found = servers
+    else:
+        found = Servers(urls=servers, token=token, fallback=fallback)
+    if num_workers == 0:
+        raise ArgumentError("servers are asked by worker processes, but num_workers is 0. Pass num_workers=1 or more")
+    if found.longest_seconds >= options.sample_timeout_seconds:
+        raise ArgumentError(
+            f"a request to a server may take {found.longest_seconds:g} s (connect_timeout_seconds + "
+            f"request_timeout_seconds), but a worker is killed after {options.sample_timeout_seconds:g} s. Lower these "
+            "in Servers(...), or raise sample_timeout_seconds in PoolOptions(...)"
+        )
+    return found
+
+
+def _checked(url: str) -> str:
+    """Return the URL of a server without a slash at its end."""
+    try:
+        parts = urlsplit(url)
+        is_complete = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
+    except (ValueError, AttributeError, TypeError):
+        is_complete = False
+    if not is_complete or parts.query or parts.fragment or "@" in parts.netloc or not url.isprintable() or " " in url:
+        raise ArgumentError(f"a server is given as 'http://HOST:PORT' or 'https://HOST:PORT', got {url!r:.200}")
+    return url.rstrip("/")

@@ -1,0 +1,192 @@
+"""`ServedWork`: the work of workers that have samples made by servers."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from time import perf_counter_ns
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpload.client.asking import Answered, Asking, Piece
+from mpload.client.connection import Connection
+from mpload.client.options import Servers
+from mpload.client.protocol import MAX_SAMPLES, AnswerHead, Description, Wanted, read_answer
+from mpload.errors import FAILURES, ServerError
+from mpload.plan.batch_number import BatchNumber
+from mpload.samples.counts import HEDGES, READ_NS, SERVED_BYTES, SERVED_SAMPLES
+from mpload.samples.index_work import PipelineWork
+from mpload.samples.pipeline import Pipeline
+from mpload.storage.notices import Notice
+from mpload.transport.messages import MAX_COUNTS, Failure, Tally, details_of
+from mpload.transport.ragged import RaggedArray
+from mpload.transport.ring import blank
+from mpload.transport.worker import ChunkReport
+
+__all__ = ["ServedWork"]
+
+_MAX_OPEN = 3
+"""Requests that a worker keeps open: while it receives one answer, servers work on the others."""
+_NUM_CHECKED = 2
+"""Samples that are compared with the same ones made here."""
+_MAX_CHECKS = 4
+"""Answers of a server that are checked until one can be: samples may be bad, or their files not here."""
+
+
+@dataclass(kw_only=True)
+class ServedWork:
+    """Asks servers for samples, and receives them directly into the batch's slot.
+
+    Samples that no server makes are made here, by `work`, if `servers.fallback` says so. The first worker makes some of
+    the samples in the first answer of each server itself, and compares them.
+
+    Process: as `PipelineWork`. Each process has its own connections.
+    """
+
+    work: PipelineWork
+    servers: Servers
+    description: Description
+    fields: frozenset[str]
+    """Names of the fields of a slot that hold the samples."""
+
+    @property
+    def pipeline(self) -> Pipeline:
+        """Makes the samples that no server makes."""
+        return self.work.pipeline
+
+    def open(self, worker: int) -> None:
+        """Prepare this process. Connections are made for the first requests."""
+        self.work.open(worker)
+        self._report: ChunkReport | None = None
+        self._asking = Asking(self.servers, self.description, worker=worker, notify=self._notify)
+        self._unchecked = dict.fromkeys(range(len(self.servers.urls)), 0 if worker else _MAX_CHECKS)
+
+    def _notify(self, notice: Notice) -> None:
+        assert self._report is not None
+        facts = {"place": notice.place, "is_outage": notice.is_outage, "answered_at": notice.answered_at}
+        self._report.notify(notice.text, facts)
+
+    def unpacked(self, number: BatchNumber, arrays: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Prepare for a batch, and return the arrays of its slot in the shape that its samples have."""
+        return self.work.unpacked(number, arrays)
+
+    def sample_ids(self, number: BatchNumber, first: int, last: int) -> NDArray[np.int64]:
+        """Return the sample_ids at places `first` to `last` (exclusive) of a batch."""
+        return self.work.sample_ids(number, first, last)
+
+    def fill(
+        self, task: tuple[int, ...], arrays: Mapping[str, Any], first: int, last: int, report: ChunkReport
+    ) -> None:
+        """Have samples `first` to `last` (exclusive) of the batch `task` made."""
+        self._report = report
+        pieces = list(_pieces(task, first, last))
+        later = [
+            piece for chunk in report.upcoming(_MAX_OPEN - 1) for piece in _pieces(chunk.task, chunk.first, chunk.last)
+        ]
+        try:
+            for number, piece in enumerate(pieces):
+                wanted = [*pieces[number:], *later][:_MAX_OPEN]
+                self._asking.ask_ahead({each: partial(self._body, each) for each in wanted})
+                self._fill_piece(piece, arrays, report)
+        except ServerError as error:
+            for place in range(first, last):
+                blank(dict(arrays), place)
+            report.failed(first, str(error), details_of(error))
+
+    def _body(self, piece: Piece) -> bytes:
+        number = BatchNumber.of(piece.task)
+        return Wanted(
+            seed=number.seed,
+            epoch=number.epoch,
+            bucket=0 if self.work.batching.buckets is None else number.batch,
+            sample_ids=self.work.sample_ids(number, piece.first, piece.last),
+        ).encode()
+
+    def _fill_piece(self, piece: Piece, arrays: Mapping[str, Any], report: ChunkReport) -> None:
+        start_ns = perf_counter_ns()
+        live = partial(report.at, piece.first)
+        served = {name: array for name, array in arrays.items() if name in self.fields}
+        views = self.work.unpacked(BatchNumber.of(piece.task), served)
+        answered = self._asking.answer(piece, partial(self._body, piece), partial(_read, views, piece), live=live)
+        counts = [0] * MAX_COUNTS
+        counts[READ_NS] = perf_counter_ns() - start_ns
+        counts[HEDGES], self._asking.num_hedges = self._asking.num_hedges, 0
+        if answered is not None:
+            counts[SERVED_SAMPLES], counts[SERVED_BYTES] = piece.last - piece.first, answered.num_bytes
+        report.tally.add(Tally(counts=counts))
+        if answered is None:
+            _begin(views, piece.first, piece.last)
+            self.work.fill(piece.task, arrays, piece.first, piece.last, report)
+            return
+        failures = answered.head.failures
+        if self._unchecked[answered.server]:
+            self._unchecked[answered.server] -= 1
+            self._check(answered, piece, views, report)
+        report.failures += [
+            Failure(sample=piece.first + each.sample, cause=each.cause, details=each.details) for each in failures
+        ]
+
+    def _check(self, answered: Answered, piece: Piece, theirs: Mapping[str, Any], report: ChunkReport) -> None:
+        """Compare samples of a server with the same samples made here.
+
+        Raises:
+            ServerError: they differ.
+        """
+        if report.private_arrays is None:
+            return
+        private, number = report.private_arrays(), BatchNumber.of(piece.task)
+        last = min(piece.first + _NUM_CHECKED, piece.last)
+        _begin({name: private[name] for name in self.fields}, piece.first, last)
+        mine = ChunkReport(
+            at=report.at,
+            upcoming=lambda _: [],
+            sample=report.sample,
+            wait_for_turn=report.wait_for_turn,
+            layout=report.layout,
+        )
+        try:
+            self.work.fill(piece.task, private, piece.first, last, mine)
+        except FAILURES:
+            return  # the sample is bad, or the files are not here
+        bad = {each.sample for each in mine.failures} | {piece.first + each.sample for each in answered.head.failures}
+        ours = self.work.unpacked(number, private)
+        for place in sorted(set(range(piece.first, last)) - bad):
+            for name, array in theirs.items():
+                if told := _difference(array[place], ours[name][place]):
+                    url = self.servers.urls[answered.server]
+                    sample_id = self.work.sample_ids(number, place, place + 1)[0]
+                    raise ServerError(
+                        f"{url} makes other samples than this machine: {name!r} of sample_id {sample_id} {told}. Use "
+                        "the same version of mpload and of its decoders (mpload.jpeg_backend()) and the same code on "
+                        "both, and draw random numbers only from those that mpload seeds"
+                    )
+            self._unchecked[answered.server] = 0
+
+
+def _pieces(task: tuple[int, ...], first: int, last: int) -> Iterator[Piece]:
+    for start in range(first, last, MAX_SAMPLES):
+        yield Piece(task, start, min(start + MAX_SAMPLES, last))
+
+
+def _read(arrays: Mapping[str, Any], piece: Piece, connection: Connection, num_bytes: int) -> AnswerHead:
+    _begin(arrays, piece.first, piece.last)  # an earlier answer may have broken off
+    return read_answer(connection.read_into, num_bytes, arrays, piece.first, piece.last)
+
+
+def _begin(arrays: Mapping[str, Any], first: int, last: int) -> None:
+    for array in arrays.values():
+        if isinstance(array, RaggedArray):
+            array.begin(first, last)
+
+
+def _difference(theirs: NDArray[Any], ours: NDArray[Any]) -> str:
+    """Return how two values differ, bit by bit; empty if they do not."""
+    if theirs.shape != ours.shape:
+        return f"has the shape {list(theirs.shape)} there and {list(ours.shape)} here"
+    differing = _bytes_of(theirs) != _bytes_of(ours)
+    return f"differs in {differing.mean():.1%} of its bytes" if differing.any() else ""
+
+
+def _bytes_of(value: NDArray[Any]) -> NDArray[np.uint8]:
+    return np.frombuffer(np.ascontiguousarray(value).tobytes(), np.uint8)
