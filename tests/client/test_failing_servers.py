@@ -1,0 +1,354 @@
+"""Servers that fail: no batch changes, every wait ends, and the user learns what happened."""
+
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mpload import ErrorPolicy, MPDataset, MPLoader, Servers
+from mpload.errors import MploadWarning, ServerError
+from tests.support.batches import ids, numbers
+from tests.support.raw_server import Answer, head, raw_server
+from tests.support.sample_servers import Handler, SampleServer, answering, sample_server
+
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="worker pools need Linux"),
+    pytest.mark.processes,
+]
+
+NUM_SAMPLES = 600
+
+
+def dataset(folder: Path, **options: Any) -> MPDataset[Any]:
+    return numbers(folder, NUM_SAMPLES, **{"batch_size": 16, **options})
+
+
+@contextmanager
+def loading(folder: Path, *urls: str, num_workers: int = 2, on_error: Any = "raise", **options: Any) -> Iterator[Any]:
+    """Yield a loader whose samples are made by the servers at `urls`."""
+    limits: dict[str, Any] = {"request_timeout_seconds": 2.0, "connect_timeout_seconds": 2.0, "retry_seconds": 60.0}
+    servers = Servers(urls=urls, **limits | options)
+    with MPLoader(dataset(folder, on_error=on_error), servers=servers, num_workers=num_workers) as loader:
+        yield loader
+
+
+def unused_url() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+
+def stop(server: SampleServer) -> None:
+    """Stop a server as a SIGKILL would: its connections are reset, and nothing listens any more."""
+    server.shutdown()
+    server.server_close()
+    server.drop_connections()
+
+
+def half(handler: Handler, made: bytes, *, every: int) -> bool:
+    """Break every so many answers off in the middle."""
+    if handler.server.num_requests % every:
+        return False
+    handler.send_response(200)
+    handler.send_header("Content-Type", "application/vnd.mpload")
+    handler.send_header("Content-Length", str(len(made)))
+    handler.end_headers()
+    handler.wfile.write(made[: len(made) // 2])
+    handler.wfile.flush()
+    handler.connection.shutdown(socket.SHUT_RDWR)
+    handler.close_connection = True
+    return True
+
+
+def hanging(released: threading.Event) -> Any:
+    def answer(handler: Handler, made: bytes) -> bool:
+        del handler, made
+        released.wait(60)
+        return False
+
+    return answer
+
+
+@pytest.mark.parametrize("fallback", ["local", "raise"])
+def test_server_that_stops_in_the_middle_of_an_epoch_changes_no_batch(folder: Path, fallback: str) -> None:
+    with (
+        sample_server(dataset(folder)) as first,
+        sample_server(dataset(folder)) as second,
+        loading(folder, first.url, second.url, fallback=fallback) as loader,
+        pytest.warns(MploadWarning, match=f"{second.url} .* asked again later") as caught,
+    ):
+        batches = iter(loader)
+        found = ids(next(batches) for _ in range(5))
+        stop(second)
+        found += ids(batches)
+        assert found == ids(dataset(folder))
+        assert second.num_samples
+    assert len(caught) == 1
+
+
+def test_all_servers_gone_and_samples_are_made_here(folder: Path) -> None:
+    with (
+        sample_server(dataset(folder)) as server,
+        loading(folder, server.url) as loader,
+        pytest.warns(MploadWarning, match="made in this loader"),
+    ):
+        batches = iter(loader)
+        found = ids(next(batches) for _ in range(5))
+        stop(server)
+        assert found + ids(batches) == ids(dataset(folder))
+        timings = loader.stats().timings
+        assert 0 < timings.num_served < NUM_SAMPLES
+
+
+@pytest.mark.parametrize("on_error", ["raise", "skip", "substitute"])
+def test_all_servers_gone_is_an_error_that_names_them_and_blames_no_sample(
+    folder: Path, tmp_path: Path, on_error: Any
+) -> None:
+    report = tmp_path / "report"
+    policy = ErrorPolicy(action=on_error, report=report)
+    first, second = unused_url(), unused_url()
+    options: dict[str, Any] = {"fallback": "raise", "retry_seconds": 1.0, "on_error": policy}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", MploadWarning)
+        with loading(folder, first, second, **options) as loader:
+            batches = iter(loader)
+            with pytest.raises(ServerError, match="no server has made samples for 1 s") as caught:
+                next(batches)
+            assert f"{first} ConnectionRefusedError" in str(caught.value)
+            assert f"{second} ConnectionRefusedError" in str(caught.value)
+            assert not report.exists()
+            port = int(first.rpartition(":")[2])
+            with sample_server(dataset(folder), port=port):  # the same batch is made again
+                assert ids(batches) == ids(dataset(folder))
+
+
+def test_server_that_comes_back_is_asked_again(folder: Path) -> None:
+    with sample_server(dataset(folder)) as other, loading(folder, url := unused_url(), other.url) as loader:
+        batches = iter(loader)
+        with pytest.warns(MploadWarning, match=f"{url} ConnectionRefusedError"):
+            found = ids([next(batches)])
+        with sample_server(dataset(folder), port=int(url.rpartition(":")[2])) as server:
+            with pytest.warns(MploadWarning, match=f"{url} makes samples again"):
+                for _ in range(200):
+                    epoch = ids(batches)
+                    found = found or epoch
+                    if server.num_samples:
+                        break
+                    time.sleep(0.05)
+                    batches = iter(loader)
+                next(iter(loader))
+            assert server.num_samples
+
+
+def test_busy_server_is_left_alone_and_has_not_failed(folder: Path) -> None:
+    def answer(handler: Handler, made: bytes) -> bool:
+        if handler.server.num_requests % 5:
+            return False
+        handler.reply(503, b"", Retry_After="0.05")
+        return True
+
+    with sample_server(dataset(folder)) as server, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        server.answer = answer
+        with loading(folder, server.url, fallback="raise") as loader:
+            assert ids(loader) == ids(dataset(folder))
+
+
+@pytest.mark.parametrize("fallback", ["local", "raise"])
+def test_answers_that_break_off_are_asked_for_again(folder: Path, fallback: str) -> None:
+    with (
+        sample_server(dataset(folder)) as first,
+        sample_server(dataset(folder)) as second,
+        pytest.warns(MploadWarning, match="closed the connection in the middle"),
+    ):
+        first.answer, second.answer = partial(half, every=7), partial(half, every=11)
+        with loading(folder, first.url, second.url, fallback=fallback) as loader:
+            assert ids(loader) == ids(dataset(folder))
+
+
+@pytest.mark.parametrize("num_servers", [1, 2])
+def test_server_that_hangs_costs_no_more_than_the_time_limit(folder: Path, num_servers: int) -> None:
+    released = threading.Event()
+    with sample_server(dataset(folder)) as first, sample_server(dataset(folder)) as second:
+        with loading(folder, *[first.url, second.url][:num_servers]) as loader:
+            batches = iter(loader)
+            found = ids([next(batches)])
+            first.answer = hanging(released)
+            with pytest.warns(MploadWarning, match="has not answered for 2 s"):
+                found += ids(batches)
+            assert found == ids(dataset(folder))
+        released.set()
+
+
+def test_answer_that_drips_is_given_up(folder: Path) -> None:
+    def drip(connection: socket.socket, path: str) -> bool:
+        for byte in head("200 OK", "Content-Type: application/vnd.mpload", length=1 << 20) * 100:
+            connection.sendall(bytes([byte]))
+            time.sleep(0.05)
+        return False
+
+    with (
+        raw_server(drip) as url,
+        loading(folder, url, request_timeout_seconds=0.5) as loader,
+        pytest.warns(MploadWarning, match="does not answer within the time limit"),
+    ):
+        assert ids(loader) == ids(dataset(folder))
+
+
+def test_slow_server_is_asked_a_second_time_elsewhere(folder: Path) -> None:
+    slow = threading.Event()
+
+    def answer(handler: Handler, made: bytes) -> bool:
+        if slow.is_set() and not handler.server.num_requests % 8:
+            time.sleep(1.5)
+        return False
+
+    with sample_server(dataset(folder)) as first, sample_server(dataset(folder)) as second:
+        first.answer = answer
+        with loading(folder, first.url, second.url, num_workers=1, request_timeout_seconds=30.0) as loader:
+            for epoch in range(8):
+                loader.set_epoch(0)
+                if epoch == 5:
+                    slow.set()
+                assert ids(loader) == ids(dataset(folder))
+            num_hedges = loader.stats().timings.num_hedges
+            num_requests = first.num_requests + second.num_requests
+    assert 0 < num_hedges <= 0.05 * num_requests
+
+
+GARBAGE = {
+    "no HTTP": b"220 mail.example ESMTP\r\n",
+    "nothing": b"",
+    "zeros": bytes(100_000),
+    "html": head("200 OK", "Content-Type: text/html", length=15) + b"<html>It works!",
+    "not found": head("404 Not Found", "Content-Type: text/plain", length=4) + b"what",
+    "no length": head("200 OK", "Content-Type: application/vnd.mpload") + bytes(50),
+    "too short": head("200 OK", "Content-Type: application/vnd.mpload", length=50) + bytes(50),
+    "other dataset, but which": head("409 Conflict", length=2) + b"{}",
+}
+
+
+@pytest.mark.parametrize("kind", GARBAGE)
+def test_garbage_is_no_answer(folder: Path, kind: str) -> None:
+    def answer(connection: socket.socket, path: str) -> bool:
+        connection.sendall(GARBAGE[kind])
+        return False
+
+    garbage: Answer = answer
+    with (
+        raw_server(garbage) as url,
+        loading(folder, url) as loader,
+        pytest.warns(MploadWarning, match=f"{url} .*[a-z]"),
+    ):
+        assert ids(loader) == ids(dataset(folder))
+        assert loader.stats().timings.num_served == 0
+
+
+def test_answer_with_more_than_was_asked_for_is_no_answer(folder: Path) -> None:
+    def answer(handler: Handler, made: bytes) -> bool:
+        handler.reply(200, made + bytes(8))
+        return True
+
+    with sample_server(dataset(folder)) as server:
+        server.answer = answer
+        with (
+            loading(folder, server.url) as loader,
+            pytest.warns(MploadWarning, match="8 bytes more than its samples need"),
+        ):
+            assert ids(loader) == ids(dataset(folder))
+
+
+@pytest.mark.parametrize("fallback", ["local", "raise"])
+def test_other_token_is_an_error_at_once(folder: Path, fallback: Any) -> None:
+    with sample_server(dataset(folder), token="right") as server:
+        with loading(folder, server.url, token="right", fallback=fallback) as loader:
+            assert ids(loader) == ids(dataset(folder))
+        for token in ("wrong", None):
+            with (
+                loading(folder, server.url, token=token, fallback=fallback) as loader,
+                pytest.raises(ServerError, match=f"{server.url} wants another token"),
+            ):
+                next(iter(loader))
+
+
+@pytest.mark.parametrize("on_error", ["raise", "skip"])
+def test_other_index_is_an_error_at_once(folder: Path, on_error: str) -> None:
+    with (
+        sample_server(numbers(folder, 599, batch_size=16, on_error=on_error)) as server,
+        loading(folder, server.url, on_error=on_error) as loader,
+        pytest.raises(ServerError, match=r"its index is .*599 samples.*, not .*600 samples"),
+    ):
+        next(iter(loader))
+
+
+def test_other_pipeline_is_an_error_at_once(folder: Path) -> None:
+    with (
+        sample_server(dataset(folder, on_error="skip")) as server,
+        loading(folder, server.url) as loader,
+        pytest.raises(ServerError, match=r"its pipeline is .*on_error=skip.*, not .*on_error=raise"),
+    ):
+        next(iter(loader))
+
+
+def test_other_version_is_an_error_at_once(folder: Path) -> None:
+    with sample_server(dataset(folder)) as server:
+        later = server.description.encode().replace(b'"version": 1', b'"version": 2')
+        server.answer = answering(later, status=409, kind="application/json")
+        with (
+            loading(folder, server.url) as loader,
+            pytest.raises(ServerError, match="speaks version 2 of the protocol, and this loader version 1"),
+        ):
+            next(iter(loader))
+
+
+@pytest.mark.parametrize("on_error", ["raise", "skip"])
+def test_server_whose_samples_differ_is_an_error(folder: Path, on_error: str) -> None:
+    def answer(handler: Handler, made: bytes) -> bool:
+        handler.reply(200, made[:-129] + bytes([made[-129] ^ 1]) + made[-128:])
+        return True
+
+    with sample_server(dataset(folder, on_error=on_error)) as server:
+        server.answer = answer
+        with (
+            loading(folder, server.url, on_error=on_error, num_workers=1) as loader,
+            pytest.raises(ServerError, match=r"makes other samples than this machine: '(number|label)' of sample_id"),
+        ):
+            next(iter(loader))
+
+
+def test_worker_that_is_killed_loses_and_repeats_no_sample(folder: Path) -> None:
+    with sample_server(dataset(folder)) as server, loading(folder, server.url, fallback="raise") as loader:
+        batches = iter(loader)
+        found = ids(next(batches) for _ in range(5))
+        for name, pid in loader.pids.items():
+            if name.startswith("mpload-worker"):
+                os.kill(pid, signal.SIGKILL)
+        assert found + ids(batches) == ids(dataset(folder))
+        assert loader.stats().num_deaths == 2
+
+
+def test_workers_keep_only_the_connections_that_they_use(folder: Path) -> None:
+    def num_sockets(loader: Any) -> int:
+        files = [path for pid in loader.pids.values() for path in Path(f"/proc/{pid}/fd").iterdir()]
+        return sum(os.readlink(path).startswith("socket:") for path in files)
+
+    with sample_server(dataset(folder)) as first, sample_server(dataset(folder)) as second:
+        second.answer = partial(half, every=3)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", MploadWarning)
+            with loading(folder, first.url, second.url) as loader:
+                before = num_sockets(loader)
+                for _ in range(6):
+                    batches = iter(loader)
+                    for _ in range(9):
+                        next(batches)
+                assert num_sockets(loader) - before <= 2 * 2 * 3  # workers, servers, open requests
