@@ -25,6 +25,8 @@ _LEAST_LATE_SECONDS = 0.05
 _PATIENCE_SECONDS = 1.0
 """How long a worker does nothing but wait for a server, if it can make the samples itself."""
 _TICK_SECONDS = 1.0
+_TRIAL_SHARE = 1 / 4
+"""How long a worker waits to see whether a server is back, as a fraction of the time for which it was left out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,9 +227,9 @@ class Asking:
     def _first_to_answer(self, request: _Request) -> tuple[_Request, int] | None:
         """Wait for an answer, and return what was answered and the size of the answer; None if all have failed."""
         running = [request]
-        now = time.monotonic()
-        deadline = now + self._servers.request_timeout_seconds
-        hedge_at = self._late_at(request, now)
+        began = time.monotonic()
+        deadline = began + self._limit_seconds(request.server)
+        hedge_at = self._late_at(request, began)
         while running:
             now = time.monotonic()
             ready = _readable(running, until=min(deadline, max(hedge_at, now)))
@@ -239,8 +241,7 @@ class Asking:
                     return ready, num_bytes
             elif time.monotonic() >= deadline:
                 for each in running:
-                    waited = format_seconds(self._servers.request_timeout_seconds)
-                    self._failed(each, RequestError(f"has not answered for {waited}"))
+                    self._failed(each, RequestError(f"has not answered for {format_seconds(deadline - began)}"))
                 return None
             else:
                 hedge_at = deadline
@@ -248,6 +249,18 @@ class Asking:
                 if second is not None:
                     running.append(second)
         return None
+
+    def _limit_seconds(self, server: int) -> float:
+        """Return how long a server has to answer. It is short for one that has failed, if there is anything else to do.
+
+        The limit grows with the pauses, so that these attempts take a small part of the time.
+        """
+        limit_seconds, pause_seconds = self._servers.request_timeout_seconds, self._choice.pause_of(server)
+        is_only_hope = len(self._servers.urls) == 1 and self._servers.fallback == "raise"
+        if not pause_seconds or is_only_hope:
+            return limit_seconds
+        usual_seconds = 2e-9 * self._latencies[server].any_late_ns
+        return min(limit_seconds, max(_PATIENCE_SECONDS, usual_seconds, pause_seconds * _TRIAL_SHARE))
 
     def _begun(self, request: _Request, deadline: float) -> int | None:
         """Read the head of an answer; return None if the request has failed."""

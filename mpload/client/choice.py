@@ -89,6 +89,10 @@ class Choice:
         """Return how long no server may be asked; 0 if one may be asked now."""
         return max(0.0, min(server.resumes_at for server in self._servers) - now)
 
+    def pause_of(self, number: int) -> float:
+        """Return how long a server was left out after its latest failure; 0 if it has answered since."""
+        return self._servers[number].pause_seconds
+
     @property
     def problems(self) -> Sequence[str]:
         """What each server did last instead of answering; empty if nothing."""

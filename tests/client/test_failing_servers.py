@@ -84,14 +84,14 @@ def test_server_that_stops_in_the_middle_of_an_epoch_changes_no_batch(folder: Pa
         sample_server(dataset(folder)) as first,
         sample_server(dataset(folder)) as second,
         loading(folder, first.url, second.url, fallback=fallback) as loader,
-        pytest.warns(MploadWarning, match=f"{second.url} .* asked again later") as caught,
     ):
         batches = iter(loader)
         found = ids(next(batches) for _ in range(5))
         stop(second)
-        found += ids(batches)
+        with pytest.warns(MploadWarning, match=f"{second.url} .* asked again later") as caught:
+            found += ids(batches)
         assert found == ids(dataset(folder))
-        assert second.num_samples
+    assert second.num_samples
     assert len(caught) == 1
 
 
@@ -99,12 +99,13 @@ def test_all_servers_gone_and_samples_are_made_here(folder: Path) -> None:
     with (
         sample_server(dataset(folder)) as server,
         loading(folder, server.url) as loader,
-        pytest.warns(MploadWarning, match="made in this loader"),
     ):
         batches = iter(loader)
         found = ids(next(batches) for _ in range(5))
         stop(server)
-        assert found + ids(batches) == ids(dataset(folder))
+        with pytest.warns(MploadWarning, match="made in this loader"):
+            found += ids(batches)
+        assert found == ids(dataset(folder))
         timings = loader.stats().timings
         assert 0 < timings.num_served < NUM_SAMPLES
 
@@ -121,32 +122,33 @@ def test_all_servers_gone_is_an_error_that_names_them_and_blames_no_sample(
         warnings.simplefilter("ignore", MploadWarning)
         with loading(folder, first, second, **options) as loader:
             batches = iter(loader)
-            with pytest.raises(ServerError, match="no server has made samples for 1 s") as caught:
+            with pytest.raises(ServerError, match="no server has made samples for") as caught:
                 next(batches)
             assert f"{first} ConnectionRefusedError" in str(caught.value)
             assert f"{second} ConnectionRefusedError" in str(caught.value)
             assert not report.exists()
             port = int(first.rpartition(":")[2])
-            with sample_server(dataset(folder), port=port):  # the same batch is made again
+            with sample_server(dataset(folder, on_error=policy), port=port):  # the same batch is made again
                 assert ids(batches) == ids(dataset(folder))
 
 
 def test_server_that_comes_back_is_asked_again(folder: Path) -> None:
-    with sample_server(dataset(folder)) as other, loading(folder, url := unused_url(), other.url) as loader:
-        batches = iter(loader)
-        with pytest.warns(MploadWarning, match=f"{url} ConnectionRefusedError"):
-            found = ids([next(batches)])
+    url, told = unused_url(), list[str]()
+    with (
+        warnings.catch_warnings(record=True) as caught,
+        sample_server(dataset(folder)) as other,
+        loading(folder, url, other.url) as loader,
+    ):
+        warnings.simplefilter("always")
+        assert ids(loader) == ids(dataset(folder))
         with sample_server(dataset(folder), port=int(url.rpartition(":")[2])) as server:
-            with pytest.warns(MploadWarning, match=f"{url} makes samples again"):
-                for _ in range(200):
-                    epoch = ids(batches)
-                    found = found or epoch
-                    if server.num_samples:
-                        break
-                    time.sleep(0.05)
-                    batches = iter(loader)
-                next(iter(loader))
+            deadline = time.monotonic() + 60
+            while len(told) < 2 and time.monotonic() < deadline:
+                ids(loader)
+                told = [str(warning.message) for warning in caught if issubclass(warning.category, MploadWarning)]
             assert server.num_samples
+    assert [text.split(". ")[0] for text in told][1:] == [f"{url} makes samples again"]
+    assert told[0].startswith(f"{url} ConnectionRefusedError")
 
 
 def test_busy_server_is_left_alone_and_has_not_failed(folder: Path) -> None:
@@ -168,11 +170,13 @@ def test_answers_that_break_off_are_asked_for_again(folder: Path, fallback: str)
     with (
         sample_server(dataset(folder)) as first,
         sample_server(dataset(folder)) as second,
-        pytest.warns(MploadWarning, match="closed the connection in the middle"),
+        warnings.catch_warnings(record=True) as caught,
     ):
+        warnings.simplefilter("always")
         first.answer, second.answer = partial(half, every=7), partial(half, every=11)
         with loading(folder, first.url, second.url, fallback=fallback) as loader:
             assert ids(loader) == ids(dataset(folder))
+    assert any("closed the connection in the middle" in str(warning.message) for warning in caught)
 
 
 @pytest.mark.parametrize("num_servers", [1, 2])
@@ -183,7 +187,7 @@ def test_server_that_hangs_costs_no_more_than_the_time_limit(folder: Path, num_s
             batches = iter(loader)
             found = ids([next(batches)])
             first.answer = hanging(released)
-            with pytest.warns(MploadWarning, match="has not answered for 2 s"):
+            with pytest.warns(MploadWarning, match="has not answered for 2.0 s"):
                 found += ids(batches)
             assert found == ids(dataset(folder))
         released.set()
@@ -244,12 +248,9 @@ def test_garbage_is_no_answer(folder: Path, kind: str) -> None:
         return False
 
     garbage: Answer = answer
-    with (
-        raw_server(garbage) as url,
-        loading(folder, url) as loader,
-        pytest.warns(MploadWarning, match=f"{url} .*[a-z]"),
-    ):
-        assert ids(loader) == ids(dataset(folder))
+    with raw_server(garbage) as url, loading(folder, url) as loader:
+        with pytest.warns(MploadWarning, match=f"{url} .*[a-z]"):
+            assert ids(loader) == ids(dataset(folder))
         assert loader.stats().timings.num_served == 0
 
 
@@ -313,14 +314,14 @@ def test_other_version_is_an_error_at_once(folder: Path) -> None:
 @pytest.mark.parametrize("on_error", ["raise", "skip"])
 def test_server_whose_samples_differ_is_an_error(folder: Path, on_error: str) -> None:
     def answer(handler: Handler, made: bytes) -> bool:
-        handler.reply(200, made[:-129] + bytes([made[-129] ^ 1]) + made[-128:])
+        handler.reply(200, made[:-256] + bytes([made[-256] ^ 1]) + made[-255:])
         return True
 
     with sample_server(dataset(folder, on_error=on_error)) as server:
         server.answer = answer
         with (
             loading(folder, server.url, on_error=on_error, num_workers=1) as loader,
-            pytest.raises(ServerError, match=r"makes other samples than this machine: '(number|label)' of sample_id"),
+            pytest.raises(ServerError, match=r"makes other samples than this machine: 'number' of sample_id"),
         ):
             next(iter(loader))
 
@@ -339,7 +340,7 @@ def test_worker_that_is_killed_loses_and_repeats_no_sample(folder: Path) -> None
 def test_workers_keep_only_the_connections_that_they_use(folder: Path) -> None:
     def num_sockets(loader: Any) -> int:
         files = [path for pid in loader.pids.values() for path in Path(f"/proc/{pid}/fd").iterdir()]
-        return sum(os.readlink(path).startswith("socket:") for path in files)
+        return sum(str(path.readlink()).startswith("socket:") for path in files)
 
     with sample_server(dataset(folder)) as first, sample_server(dataset(folder)) as second:
         second.answer = partial(half, every=3)
