@@ -17,6 +17,7 @@ from mpload.errors import ServerError
 
 __all__ = ["Busy", "Connection", "OtherDataset", "Refused", "RequestError", "tls_for"]
 
+_BUSY = frozenset({http.HTTPStatus.SERVICE_UNAVAILABLE, http.HTTPStatus.TOO_MANY_REQUESTS})
 _BUSY_SECONDS = 1.0
 _SHOWN_BYTES = 200
 
@@ -150,7 +151,7 @@ class Connection:
             if kind != MEDIA_TYPE or response.length is None:
                 raise RequestError(f"answers with {kind}, so it is no server of samples{_shown(response)}")
             return response.length
-        if response.status in {http.HTTPStatus.SERVICE_UNAVAILABLE, http.HTTPStatus.TOO_MANY_REQUESTS}:
+        if response.status in _BUSY and "Retry-After" in response.headers:
             raise Busy(_pause_of(response))
         if response.status in {http.HTTPStatus.UNAUTHORIZED, http.HTTPStatus.FORBIDDEN}:
             raise Refused("wants another token: pass token=, the one that `mpload serve` has")

@@ -42,7 +42,7 @@ def test_servers_that_owe_nothing_take_turns() -> None:
 
 
 def test_pauses_of_a_failing_server_grow_and_end() -> None:
-    choice, now, pauses = _choice(1), 0.0, []
+    choice, now, pauses = _choice(1), 0.0, list[float]()
     for _ in range(10):
         assert choice.pick(now) == 0
         if pauses:

@@ -1,0 +1,99 @@
+"""Loaders and the servers that users start, in processes of their own: bit for bit the same, whatever is killed."""
+
+import signal
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mpload import MPDataset, MPLoader, RandomResizedCrop, Servers, Topology, build_index
+from mpload.errors import MploadWarning, ServerError
+from tests.support.serve_processes import Process, fault_proxy, serve_process
+from tests.support.typed import comparable
+
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="worker pools need Linux"),
+    pytest.mark.processes,
+    pytest.mark.slow,
+]
+
+TOKEN = "a secret of at least sixteen characters"
+
+
+@pytest.fixture(scope="module")
+def index(photo_tree: Path) -> Path:
+    return build_index(photo_tree, photo_tree.with_name("real.txt"))
+
+
+@pytest.fixture
+def servers(index: Path) -> Iterator[list[Process]]:
+    with ExitStack() as stack:
+        yield [stack.enter_context(serve_process(index, "--token", TOKEN)) for _ in range(2)]
+
+
+def dataset(index: Path, **options: Any) -> MPDataset[Any]:
+    options = {"batch_size": 6, "shuffle": True, "topology": Topology(), **options}
+    return MPDataset(index, decode=RandomResizedCrop(224), **options)
+
+
+def loading(index: Path, *urls: str, token: str = TOKEN, **limits: Any) -> MPLoader[Any]:
+    limits = {"request_timeout_seconds": 3.0, "connect_timeout_seconds": 3.0, "retry_seconds": 60.0, **limits}
+    return MPLoader(dataset(index), servers=Servers(urls=urls, token=token, **limits), num_workers=2)
+
+
+def epochs(loader: Any, number: int) -> list[Any]:
+    return [comparable(batch) for _ in range(number) for batch in loader]
+
+
+@pytest.mark.parametrize("fallback", ["local", "raise"])
+def test_killed_and_stopped_servers_change_no_batch(index: Path, servers: list[Process], fallback: str) -> None:
+    alone = dataset(index)
+    expected = epochs(alone, 12)
+    first, second = servers
+    with warnings.catch_warnings(), loading(index, first.url, second.url, fallback=fallback) as loader:
+        warnings.simplefilter("ignore", MploadWarning)
+        found = epochs(loader, 3)
+        batches = iter(loader)
+        found.append(comparable(next(batches)))
+        first.signal(signal.SIGKILL)
+        found += [comparable(batch) for batch in batches]
+        found += epochs(loader, 2)
+        second.signal(signal.SIGSTOP)
+        if fallback == "raise":
+            with serve_process(index, "--token", TOKEN, port=int(first.url.rpartition(":")[2])):
+                found += epochs(loader, 6)
+        else:
+            found += epochs(loader, 6)
+        assert found == expected
+        assert loader.stats().timings.num_served > 0
+
+
+@pytest.mark.parametrize("fault", ["slow", "resets", "stalls"])
+def test_bad_links_change_no_batch(index: Path, servers: list[Process], fault: str) -> None:
+    alone = dataset(index)
+    expected = epochs(alone, 3)
+    with (
+        fault_proxy(servers[0].url, fault) as proxy,
+        warnings.catch_warnings(),
+        loading(index, proxy.url, servers[1].url, fallback="raise") as loader,
+    ):
+        warnings.simplefilter("ignore", MploadWarning)
+        assert epochs(loader, 3) == expected
+
+
+def test_other_token_and_other_dataset_are_refused(index: Path, servers: list[Process], tmp_path: Path) -> None:
+    with (
+        loading(index, servers[0].url, token="wrong " + TOKEN) as loader,
+        pytest.raises(ServerError, match="wants another token"),
+    ):
+        next(iter(loader))
+    smaller = MPDataset(index, decode=RandomResizedCrop(223), batch_size=6, topology=Topology())
+    with (
+        MPLoader(smaller, servers=[servers[0].url], token=TOKEN, num_workers=1) as loader,
+        pytest.raises(ServerError, match=r"its pipeline is .*224.*, not .*223"),
+    ):
+        next(iter(loader))
