@@ -1,17 +1,35 @@
 # ruff: noqa: SLF001  this function is a part of MPLoader
 """What an `MPLoader` tells about itself in `repr` and in notebooks."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from mpload.units import format_bytes
 
 if TYPE_CHECKING:
-    from mpload.loader.loader import MPLoader
+    from mpload.loader.epochs import Epoch
+    from mpload.loader.source import Source
+    from mpload.memory.budget import MemoryBudget
 
-__all__ = ["facts_of"]
+__all__ = ["Described", "facts_of"]
 
 
-def facts_of(loader: "MPLoader") -> dict[str, str]:
+class Described(Protocol):
+    """What is told about an `MPLoader`."""
+
+    _source: "Source"
+    _epoch: "Epoch | None"
+    _num_received: int
+    _num_workers: int | None
+    _is_closed: bool
+    memory_budget: "MemoryBudget"
+
+    @property
+    def num_workers(self) -> int:
+        """Number of worker processes."""
+        ...
+
+
+def facts_of(loader: Described) -> dict[str, str]:
     """Return facts about a loader: each name and value is one line."""
     epoch, source = loader._epoch, loader._source
     received = ""
