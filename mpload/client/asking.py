@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from mpload.client.choice import Choice
 from mpload.client.connection import Busy, Connection, OtherDataset, Refused, RequestError, tls_for
 from mpload.client.options import Servers
-from mpload.client.protocol import AnswerHead, Description, ProtocolError
+from mpload.client.protocol import AnswerHead, Description
 from mpload.client.refusals import differences
 from mpload.errors import ServerError
 from mpload.storage.latencies import Latencies
@@ -211,7 +211,7 @@ class Asking:
         request, num_bytes = found
         try:
             head = read(request.connection, num_bytes)
-        except (RequestError, ProtocolError) as error:
+        except (RequestError, ValueError) as error:  # a `ProtocolError` is one
             self._failed(request, error)
             return None
         server = request.server

@@ -199,16 +199,21 @@ class _UntilDeadline(io.RawIOBase):
     def __init__(self, connected: socket.socket, deadline: float) -> None:
         self._socket = connected
         self._deadline = deadline
+        self._file = connected.makefile("rb", buffering=0)  # keeps the socket open for a response that is its last
 
     def readable(self) -> bool:
         return True
 
-    def readinto(self, buffer: Any) -> int:
+    def readinto(self, buffer: Any) -> int | None:
         left = self._deadline - time.monotonic()
         if left <= 0:
             raise TimeoutError
         self._socket.settimeout(left)
-        return self._socket.recv_into(buffer)
+        return self._file.readinto(buffer)
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
 
     def makefile(self, mode: str) -> io.BufferedReader:
         """Return the file that an `HTTPResponse` wants of a socket."""
@@ -252,7 +257,7 @@ def _shown(response: http.client.HTTPResponse) -> str:
     """Return the beginning of a body for a message, or the text of an error as JSON."""
     with suppress(OSError, http.client.HTTPException):
         text = response.read(_SHOWN_BYTES).decode("utf-8", "replace")
-        with suppress(ValueError):
+        with suppress(ValueError, KeyError, TypeError):
             text = str(json.loads(text)["error"])
         return f": {' '.join(text.split())!r}" if text.strip() else ""
     return ""
