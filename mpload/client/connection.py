@@ -98,7 +98,7 @@ class Connection:
             self._http.close()
             self._http.connect()
             self._request()
-        except (OSError, http.client.HTTPException) as error:
+        except (OSError, http.client.HTTPException, UnicodeError) as error:
             raise RequestError(_told(error)) from error
 
     def _send(self) -> bool:
