@@ -5,9 +5,9 @@
 
 A loader with one worker gets images of 224 x 224 (150,528 bytes) in batches of 256: decoded by its own worker from
 photographs of about 500 x 375 in the page cache; decoded by a server (`mpload serve`, one worker, on this machine, over
-the loopback interface); and from a server whose decoder returns a constant, so that only the way of the bytes is
-measured, without and with TLS. "CPU" is the processor time of all processes of the loader. The server's is not counted,
-but it takes cores of the same machine, so the rates are lower bounds.
+the loopback interface); and from a server that reads one byte and fills the image with it, so that mostly the way
+of the bytes is measured, without and with TLS. "CPU" is the processor time of all processes of the loader. The
+server's is not counted, but it takes cores of the same machine, so the rates are lower bounds.
 
 The contestants take turns in random order, each in its own process. Their first epoch is not timed.
 Records: benchmarks/records/servers.jsonl.
@@ -42,16 +42,16 @@ class Constant:
 
     def __call__(self, data, rng=None, out=None):
         out = np.empty(self.output_shape, np.uint8) if out is None else out
-        out[...] = len(data) % 251
+        out[...] = data[0]
         return out
 
 
-def _dataset(decode):
-    return MPDataset(FOLDER / "photos.txt", decode=decode, batch_size=256, shuffle=True, topology=Topology())
+def _dataset(index, decode):
+    return MPDataset(FOLDER / index, decode=decode, batch_size=256, shuffle=True, topology=Topology())
 
 
-photos = _dataset(RandomResizedCrop(224))
-constant = _dataset(Constant())
+photos = _dataset("photos.txt", RandomResizedCrop(224))
+constant = _dataset("spans.txt", Constant())
 """
 
 CONTESTANTS = {
@@ -87,6 +87,9 @@ def write_data(folder: Path, num_samples: int) -> None:
     paths = sorted(path.relative_to(folder) for path in (folder / "photos").rglob("*.JPEG"))
     lines = [f"{paths[number % len(paths)]}\t{number}\n" for number in range(num_samples)]
     (folder / "photos.txt").write_text("#mpload 1\n#columns image:path label:int\n" + "".join(lines), encoding="utf-8")
+    (folder / "bytes").write_bytes(bytes(number % 251 for number in range(num_samples)))
+    spans = "".join(f"{number}+1@bytes\t{number}\n" for number in range(num_samples))
+    (folder / "spans.txt").write_text(f"#mpload 1\n#columns image:span label:int\n{spans}", encoding="utf-8")
     (folder / "served_data.py").write_text(MODULE, encoding="utf-8")
     certificate_in(folder)
 
@@ -110,7 +113,7 @@ def server(folder: Path, dataset: str, *, is_encrypted: bool) -> Iterator[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="few samples, one round; write no record")
-    parser.add_argument("--num-samples", type=int, default=4096)
+    parser.add_argument("--num-samples", type=int, default=16384)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--case", nargs=3, help=argparse.SUPPRESS)
     arguments = parser.parse_args()

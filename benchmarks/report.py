@@ -326,6 +326,20 @@ def collate() -> str:
     return markdown(["batches of 64 images", "images/s", "training process: CPU ms a batch", "CPU µs an image"], rows)
 
 
+def servers() -> str:
+    """Return the rate and CPU time of a loader whose samples servers make."""
+    found = [(record["case"], record["figures"]) for record in latest("servers", "contestant")]
+    rows = [
+        [
+            case["contestant"],
+            with_spread(figures["samples_per_second"]),
+            f"{median(figures['cpu_us_per_sample']):,.0f}",
+        ]
+        for case, figures in found
+    ]
+    return markdown(["images of 224 x 224", "images/s", "loader: CPU µs an image"], rows)
+
+
 def with_spread(rates: list[float]) -> str:
     """Return the median of rates, with the lowest and the highest one."""
     return f"{median(rates):,.0f} ({min(rates):,.0f}-{max(rates):,.0f})"
@@ -337,6 +351,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "auto": lambda: markdown(auto_header(), auto_rows()),
     "batch-sizes": batch_sizes,
     "collate": collate,
+    "servers": servers,
     "doctor": lambda: markdown(DOCTOR_HEADER, doctor_rows(), num_names=3),
     "faults": lambda: markdown(FAULT_HEADER, fault_rows(), num_names=3),
     "leaders": leaders,

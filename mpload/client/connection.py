@@ -3,6 +3,7 @@
 import http.client
 import io
 import json
+import math
 import socket
 import ssl
 import time
@@ -20,6 +21,8 @@ __all__ = ["Busy", "Connection", "OtherDataset", "Refused", "RequestError", "tls
 _BUSY = frozenset({http.HTTPStatus.SERVICE_UNAVAILABLE, http.HTTPStatus.TOO_MANY_REQUESTS})
 _BUSY_SECONDS = 1.0
 _SHOWN_BYTES = 200
+_COARSE_SECONDS = 0.05
+"""By how much a time limit may be exceeded, so that it is not set anew for each piece of an answer."""
 
 
 class RequestError(Exception):
@@ -199,6 +202,7 @@ class _UntilDeadline(io.RawIOBase):
     def __init__(self, connected: socket.socket, deadline: float) -> None:
         self._socket = connected
         self._deadline = deadline
+        self._set_left = math.inf
         self._file = connected.makefile("rb", buffering=0)  # keeps the socket open for a response that is its last
 
     def readable(self) -> bool:
@@ -208,7 +212,9 @@ class _UntilDeadline(io.RawIOBase):
         left = self._deadline - time.monotonic()
         if left <= 0:
             raise TimeoutError
-        self._socket.settimeout(left)
+        if not 0 <= self._set_left - left < _COARSE_SECONDS:
+            self._socket.settimeout(left)
+            self._set_left = left
         return self._file.readinto(buffer)
 
     def close(self) -> None:
