@@ -160,6 +160,22 @@ def test_connection_is_kept_and_made_again_if_the_server_has_closed_it() -> None
     assert connected[0] == connected[1] != connected[2] == connected[3]
 
 
+def test_request_is_sent_again_if_the_server_closes_an_idle_connection_at_that_moment() -> None:
+    connected = []
+
+    def answer(connection: socket.socket, path: str) -> bool:
+        peer = connection.getpeername()
+        is_first = peer not in connected
+        connected.append(peer)
+        if is_first:
+            connection.sendall(head("200 OK", _KIND, length=2) + b"ab")
+        return is_first
+
+    with raw_server(answer) as url, closing(connection_to(url)) as connection:
+        assert [received(connection) for _ in range(3)] == [b"ab"] * 3
+    assert len(set(connected)) == 3
+
+
 def test_last_answer_of_a_connection_is_received_whole() -> None:
     def answer(connection: socket.socket, path: str) -> bool:
         connection.sendall(head("200 OK", _KIND, "Connection: close", length=1 << 20) + bytes(1 << 20))

@@ -117,7 +117,7 @@ def test_bad_samples_are_handled_as_by_the_dataset_alone(
 ) -> None:
     def dataset(name: str = "of_servers") -> MPDataset[Any]:
         policy = ErrorPolicy(action=action, report=tmp_path / name, max_error_fraction=1)
-        made = numbers(folder, 60, on_error=policy)
+        made = numbers(folder, 120, batch_size=40, on_error=policy)  # several chunks a batch
         made._run.pipeline.maker.decode = broken
         return made
 
