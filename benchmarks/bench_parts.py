@@ -2,10 +2,10 @@
 
     python benchmarks/bench_parts.py [--parts 1000] [--lines 100000] [--folder /tmp]
 
-A process is sent the opened index, as a worker is, and looks up the lines of 256 samples at a time: of random ones, and of
-consecutive ones in random order, as with BlockShuffle. It may have 1,024 file descriptors, which is the usual limit, or
-enough to keep all parts open. Its private memory (USS) is measured before it gets the index and at the end. All lines
-fit in the page cache. `--lines` is the number of lines in each part. Records: benchmarks/records/parts.jsonl.
+A process is sent the opened index, as a worker is, and looks up the lines of 256 samples at a time: of random ones,
+and of consecutive ones in random order, as with BlockShuffle. It may have 1,024 file descriptors, which is the usual
+limit, or enough to keep all parts open. Its private memory (USS) is measured before it gets the index and at the end.
+All lines fit in the page cache. `--lines` is the number of lines in each part. Records: benchmarks/records/parts.jsonl.
 """
 
 import argparse
@@ -101,7 +101,7 @@ def main() -> None:
         listed = list_parts(parts, folder / "list.txt")
         print(f"sidecars of all parts and the list: {time.perf_counter() - start:.0f} s")
         open_index(whole)
-        for case in DESCRIPTORS:
+        for case, max_descriptors in DESCRIPTORS.items():
             path = whole if case == "one file" else listed
             pickled = folder / "pickled"
             pickled.write_bytes(pickle.dumps(open_index(path)))
@@ -111,7 +111,7 @@ def main() -> None:
             print(f"{case:16}", "  ".join(f"{figure} {value:,.1f}" for figure, value in figures.items()))
             if not arguments.quick:
                 facts = {"case": case, "parts": num_parts, "lines": num_parts * num_lines}
-                write_record("parts", facts | {"descriptors": DESCRIPTORS[case]}, figures)
+                write_record("parts", facts | {"descriptors": max_descriptors}, figures)
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ from hits import draw_hits
 from limited_rows import LIMITED_HEADER, limited_rows
 from mixture_rows import MIXTURE_HEADER, mixture_rows
 from network_rows import network_header, network_rows
+from parts_rows import PARTS_HEADER, parts_rows
 from records import RECORDS, Record, latest
 from standings import Standing, standings
 
@@ -359,6 +360,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "memory": memory,
     "mixtures": lambda: markdown(MIXTURE_HEADER, mixture_rows()),
     "network": lambda: markdown(network_header(), network_rows()),
+    "parts": lambda: markdown(PARTS_HEADER, parts_rows()),
     "peer-memory": peer_memory,
     "repeated": repeated,
     "small": small,
