@@ -248,12 +248,8 @@ def _sniff(path: Path, head: bytes, *, joins_lines: bool) -> Header:
         raise IndexFormatError(f"{path}:{num_lines + 1}: {_NUL}")
     if first.startswith(_MAGIC):
         raise IndexFormatError(f"{path}:{num_lines + 1}: '#mpload' comes after other lines. Delete the lines above it")
-    if is_csv:
-        dialect = Dialect.COMMA
-    elif b"\t" in first.strip():
-        dialect = Dialect.TAB
-    else:
-        dialect = Dialect.BLANKS
+    without_commas = Dialect.TAB if b"\t" in first.strip() else Dialect.BLANKS
+    dialect = Dialect.COMMA if is_csv else without_commas
     if dialect is Dialect.BLANKS:
         words = first.rsplit(None, 1)
         with_label = len(words) == 2 and _INTEGER.fullmatch(words[1].decode("utf-8", "surrogateescape"))
