@@ -27,7 +27,7 @@ from mpload.errors import (
 )
 from mpload.index.columns import format_columns
 from mpload.index.index import Index
-from mpload.index.lines import NATIVE, Lines, cells_of
+from mpload.index.lines import NATIVE
 from mpload.index.lookup import SidecarColumn
 from mpload.index.parts_columns import PartsColumn
 from mpload.index.parts_table import PartRow, PartsTable
@@ -185,14 +185,6 @@ class PartsIndex(Index):
         """Return the bytes of all texts, and of all sidecars."""
         rows = self._table.rows()
         return sum(row.text_bytes for row in rows), sum(row.sidecar_bytes for row in rows)
-
-    def _lines(self, ids: NDArray[np.int64]) -> Lines:
-        rows = self._rows(ids)
-        data, bounds = self._read(rows)
-        cells = cells_of(data, bounds, self._header)
-        return Lines(
-            sample_ids=ids, rows=rows, data=data, bounds=bounds, cells=cells, header=self._header, where=self.where
-        )
 
     def _read(self, rows: NDArray[np.int64]) -> tuple[bytes, NDArray[np.int64]]:
         bounds, pieces, start = np.empty((len(rows), 2), np.int64), [], 0

@@ -11,9 +11,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mpload import Share, list_parts, merge_indexes, open_index
+from mpload import Share, build_index, list_parts, merge_indexes, open_index
 from mpload.errors import ArgumentError, IndexChangedError, IndexFormatError, IndexNotFoundError
 from mpload.index.blocks import blocks_of
+from mpload.index.index import prefetch_lines
+from mpload.index.lines import NATIVE
 from mpload.index.parts import parts_of
 from mpload.index.parts_index import PartsIndex
 from mpload.index.text import read_header
@@ -123,6 +125,50 @@ def test_listing_and_merging_undo_each_other(tmp_path: Path, cuts: list[int]) ->
     merged = open_index(merge_indexes([listed.path], tmp_path / "merged.txt"))
     assert merged.fingerprint == open_index(write_whole(tmp_path, 30)).fingerprint
     assert list(listed) == list(merged)
+
+
+@pytest.mark.skipif(NATIVE is None, reason="the native module was not built")
+def test_lines_of_parts_are_asked_for_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = parts_of_30(tmp_path)
+    asked: list[int] = []
+
+    class Native:
+        def ask(self, files: tuple[int, ...], rows: Any) -> int:
+            asked.append(len(rows))
+            assert NATIVE is not None
+            return NATIVE.ask(files, rows)
+
+    monkeypatch.setattr("mpload.index.parts_index.NATIVE", Native())
+    prefetch_lines(parts, lambda: np.array([29, 0, 3, 1]))
+    assert asked == [], "no line was missing lately"
+    parts._num_missed = 1
+    prefetch_lines(parts, lambda: np.array([29, 0, 3, 1]))
+    assert asked == [2, 1, 1]
+
+
+def test_parts_are_read_without_the_native_module_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = list(open_index(write_whole(tmp_path, 30)))
+    for module in ("index", "lines", "parts_index"):
+        monkeypatch.setattr(f"mpload.index.{module}.NATIVE", None)
+    parts = parts_of_30(tmp_path)
+    assert list(parts) == expected
+    assert parts.records([29, 0, 3]) == [expected[29], expected[0], expected[3]]
+
+
+def test_sizes_are_those_of_the_parts_if_all_have_them(tmp_path: Path) -> None:
+    for number, names in enumerate(("ab", "c")):
+        for name in names:
+            (tmp_path / f"{name}.jpg").write_bytes(b"x" * ord(name))
+        (tmp_path / f"{number}.csv").write_text("".join(f"{name}.jpg,0\n" for name in names))
+        build_index(tmp_path / f"{number}.csv", tmp_path / f"part-{number}.txt", with_sizes=True)
+    path = list_parts([tmp_path / "part-0.txt", tmp_path / "part-1.txt"], tmp_path / "list.txt")
+    sizes = open_index(path).nbytes
+    assert sizes is not None
+    assert np.asarray(sizes).tolist() == [97, 98, 99]
+    assert sizes[[2, 0]].tolist() == [99, 97]
+    assert len(open_index(path).select(tmp_path / "large.txt", where="nbytes >= 98")) == 2
+    (tmp_path / "part-1.txt.mpx").unlink()
+    assert open_index(path).nbytes is None
 
 
 def test_no_part_is_overwritten(tmp_path: Path) -> None:
