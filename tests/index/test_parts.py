@@ -2,7 +2,6 @@
 
 import json
 import pickle
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +11,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mpload import Share, build_index, list_parts, merge_indexes, open_index
-from mpload.errors import ArgumentError, IndexChangedError, IndexFormatError, IndexNotFoundError
+from mpload.errors import ArgumentError, IndexFormatError
 from mpload.index.blocks import blocks_of
 from mpload.index.index import prefetch_lines
 from mpload.index.lines import NATIVE
-from mpload.index.parts import parts_of
 from mpload.index.parts_index import PartsIndex
 from mpload.index.text import read_header
 from mpload.ingest.checking import check_index
@@ -277,88 +275,6 @@ def test_what_needs_lines_of_its_own_refuses_a_list(tmp_path: Path) -> None:
 def test_a_list_of_empty_parts_is_refused(tmp_path: Path) -> None:
     with pytest.raises(IndexFormatError, match="none of its parts has samples"):
         open_index(write_parts(tmp_path, [0, 0, 0]))
-
-
-@pytest.mark.parametrize("is_listed", [False, True])
-def test_a_missing_part_is_named(tmp_path: Path, is_listed: bool) -> None:
-    path = write_parts(tmp_path, [0, 3, 5])
-    if is_listed:
-        list_parts([path], tmp_path / "list.txt")
-        path = tmp_path / "list.txt"
-    index = open_index(path)
-    (tmp_path / "part-1.txt").unlink()
-    with pytest.raises(IndexNotFoundError, match=f"{path.name}:4: part part-1.txt does not exist"):
-        open_index(path)
-    index[0]
-    with pytest.raises(IndexNotFoundError, match=r"its part .*part-1.txt is gone"):
-        pickle.loads(pickle.dumps(index))[4]
-
-
-def test_a_changed_part_is_named_if_the_list_says_what_it_was(tmp_path: Path) -> None:
-    loose = write_parts(tmp_path, [0, 3, 5])
-    strict = list_parts([loose], tmp_path / "list.txt")
-    before, index = open_index(loose).fingerprint, open_index(strict)
-    write_part(tmp_path / "part-1.txt", 13, 15)
-    with pytest.raises(IndexChangedError, match=r"list.txt:4: part part-1.txt: does not begin with the 2 samples"):
-        open_index(strict)
-    with pytest.raises(IndexChangedError, match=r"its part .*part-1.txt does not begin with the 2 samples"):
-        pickle.loads(pickle.dumps(index))[4]
-    now = open_index(loose)
-    assert now.fingerprint != before
-    assert now[4]["id"] == 14
-
-
-def test_lines_appended_to_a_part_do_not_count_until_it_is_listed_again(tmp_path: Path) -> None:
-    path = list_parts([write_parts(tmp_path, [0, 3, 5])], tmp_path / "list.txt")
-    before = open_index(path)
-    running = pickle.dumps(before)
-    write_part(tmp_path / "part-0.txt", 0, 4)
-    write_part(tmp_path / "part-1.txt", 3, 9)
-    for _ in range(2):
-        after = open_index(path)
-        assert ([record["id"] for record in after], after.fingerprint) == ([0, 1, 2, 3, 4], before.fingerprint)
-        assert after.labels[:].tolist() == [0, 1, 2, 0, 1]
-        assert [block.numbers("id").tolist() for block in blocks_of(after)] == [[0, 1, 2], [3, 4]]
-        assert list(check_index(after)) == []
-    assert list(pickle.loads(running)) == list(before)
-    assert list(open_index(merge_indexes([path], tmp_path / "merged.txt"))) == list(before)
-    again = open_index(list_parts([path], tmp_path / "again.txt"))
-    assert [record["id"] for record in again] == [0, 1, 2, 3, 3, 4, 5, 6, 7, 8]
-
-
-def test_a_table_that_was_lost_or_damaged_is_made_again(tmp_path: Path) -> None:
-    folder, other = tmp_path / "one", tmp_path / "other"
-    folder.mkdir()
-    path, table = write_parts(folder, CUTS), folder / "parts.txt.mpx"
-    expected = list(open_index(path))
-    whole = table.read_bytes()
-    damaged = [b"", b"{}\n", b"[1]\n", whole[:-7], whole.replace(b'"num_samples":3', b'"num_samples":2'), b"\xff" * 99]
-    for data in damaged:
-        table.write_bytes(data)
-        assert list(open_index(path)) == expected
-        assert table.read_bytes() == whole
-    (folder / "part-3.txt.mpx").unlink()
-    assert list(open_index(path)) == expected
-    shutil.copytree(folder, other)
-    assert {str(part.path.parent) for _, part in parts_of(open_index(other / "parts.txt"))} == {str(other)}
-
-
-def test_a_list_that_was_an_index_is_opened_as_what_it_is_now(tmp_path: Path) -> None:
-    path = write_part(tmp_path / "train.txt", 0, 7)
-    assert len(open_index(path)) == 7
-    write_parts(tmp_path, CUTS, name="train.txt")
-    assert len(open_index(path)) == 30
-    write_part(path, 0, 7)
-    assert len(open_index(path)) == 7
-
-
-def test_a_process_that_was_given_an_older_list_does_not_read_the_newer_one(tmp_path: Path) -> None:
-    path = write_parts(tmp_path, [0, 3, 5])
-    running = pickle.dumps(open_index(path))
-    write_parts(tmp_path, [0, 2, 4, 9])
-    open_index(path)
-    with pytest.raises(IndexChangedError, match=r"parts.txt: changed after it was opened"):
-        pickle.loads(running)[0]
 
 
 _MANY = """
