@@ -111,8 +111,9 @@ class _Building:
             return table, rows
         if any(self._must_be_opened(number) for number in range(len(rows))):
             return None
+        shares = [rows[start::_NUM_THREADS] for start in range(min(_NUM_THREADS, len(rows)))]
         with ThreadPoolExecutor(_NUM_THREADS) as pool:  # network file systems take long to answer, but many at once
-            return (table, rows) if all(pool.map(_is_unchanged, rows, chunksize=64)) else None
+            return (table, rows) if all(pool.map(_are_unchanged, shares)) else None
 
     def write(self, file: BinaryIO) -> None:
         """Write the table to an empty file."""
@@ -205,6 +206,10 @@ def difference_of(first: Index, part: Index) -> str:
 def _row_without_samples(source: str, text: Path) -> PartRow:
     status = text.stat()
     return PartRow(source=source, text=str(text), text_bytes=status.st_size, text_mtime_ns=status.st_mtime_ns)
+
+
+def _are_unchanged(rows: Sequence[PartRow]) -> bool:
+    return all(map(_is_unchanged, rows))
 
 
 def _is_unchanged(row: PartRow) -> bool:
