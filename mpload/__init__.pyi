@@ -80,6 +80,7 @@ from mpload.plan.parts import Share as Share
 from mpload.plan.plan import Tail as Tail
 from mpload.plan.topology import Topology as Topology
 from mpload.plan.topology import detect_topology as detect_topology
+from mpload.ray.cluster import RayCluster as RayCluster
 from mpload.samples.boxes import Boxes as Boxes
 from mpload.samples.by_source import BySource as BySource
 from mpload.samples.cache.choice import CachedForm as CachedForm

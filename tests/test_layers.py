@@ -35,7 +35,8 @@ MAY_IMPORT = {
     "loader": LOADER | {"client"},
     "servers": LOADER | {"loader", "client"},
     "tools": LOADER | {"loader", "ingest"},
-    "cli": LOADER | {"loader", "ingest", "tools", "servers", "client"},
+    "ray": BOTTOM,
+    "cli": LOADER | {"loader", "ingest", "tools", "servers", "client", "ray"},
     "__main__": {"cli"},
 }
 # telemetry: a writer for TensorBoard

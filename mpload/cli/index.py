@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from mpload.cli.appended import print_appended
+from mpload.cli.clusters import OnCluster, cluster_of
 from mpload.cli.reports import AsJson, print_json
 from mpload.cli.summary import row_index_facts, row_index_text
 from mpload.cli.terminal import progress_bar
@@ -71,6 +72,7 @@ def index(
         typer.Option("--append", help="Append what the source has gained to INDEX, which keeps its lines and classes."),
     ] = False,
     workers: Annotated[int, typer.Option(min=1, help="Threads that read sizes, and files for --jpeg.")] = 8,
+    on: OnCluster = None,
     as_json: AsJson = False,
 ) -> None:
     """Index a folder, a list, shards, or everything below a URL.
@@ -81,8 +83,11 @@ def index(
     endings = IMAGE_EXTENSIONS if extensions is None else tuple(extensions.lower().replace(",", " ").split())
     folder = FolderOptions(follow_links=follow_links, hidden=hidden, extensions=endings, beside=_patterns(beside or []))
     source = sources[0] if len(sources) == 1 else sources
+    cluster = cluster_of(on)
     started = time.monotonic()
     if append:
+        if cluster is not None:
+            raise ArgumentError("--append lists on this machine only. Leave out --on")
         if split is not None:
             raise ArgumentError("--append is for one index, not for --split. Make the parts anew without --append")
         with progress_bar("indexing") as update:
@@ -105,6 +110,7 @@ def index(
             with_sizes=stat,
             with_image_sizes=image_sizes,
             num_workers=workers,
+            on=cluster,
             progress=update,
         )
     indexes = [open_index(path) for path in (built if isinstance(built, tuple) else (built,))]

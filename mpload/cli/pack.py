@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from mpload.cli.clusters import OnCluster, cluster_of
 from mpload.cli.loading import IndexArgument, opened
 from mpload.cli.reports import AsJson, print_json
 from mpload.cli.terminal import progress_bar
@@ -48,6 +49,7 @@ def pack(
         typer.Option(metavar="SIZE", help="Store the middle of each image as SIZE x SIZE raw pixels, as .npy."),
     ] = None,
     workers: Annotated[int, typer.Option(min=1, help="Processes. The output does not depend on their number.")] = 1,
+    on: OnCluster = None,
     verify: Annotated[
         bool, typer.Option("--verify", help="Check a finished pack against INDEX, byte for byte.")
     ] = False,
@@ -69,12 +71,13 @@ def pack(
         decode=decode,
     )
     source = opened(path)
+    cluster = cluster_of(on)
     with progress_bar("verifying" if verify else "packing", total=len(source)) as update:
         if verify:
-            verify_pack(source, out, options, num_workers=workers, progress=update)
+            verify_pack(source, out, options, num_workers=workers, on=cluster, progress=update)
             made = out / "index.txt"
         else:
-            made = pack_index(source, out, options, num_workers=workers, progress=update)
+            made = pack_index(source, out, options, num_workers=workers, on=cluster, progress=update)
     shards = sorted(out.glob(f"shard-*.{shard_format.ending}"))
     shards_bytes = sum(shard.stat().st_size for shard in shards)
     rows = pack_rows(out)

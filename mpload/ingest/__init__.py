@@ -8,6 +8,8 @@ folders         class folders and flat folders, in the order of ImageFolder
 folder_options  FolderOptions: which files count as images
 pairs           files that belong to the images of a folder, such as masks and captions
 buckets         objects below a URL, treated as a folder
+cluster         Cluster: other machines that do work for this one
+cluster_listing lists a bucket on other machines
 coco            JSON files in the format of COCO
 voc             folders in the layout of Pascal VOC
 yolo            folders in YOLO's layout

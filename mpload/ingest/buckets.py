@@ -1,7 +1,7 @@
 """Objects below a URL, as a folder of images."""
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
@@ -40,8 +40,12 @@ class RemoteWalk:
         Images directly below the URL have no class, so they come first when the keys are sorted. The names of the
         classes and the numbers of images are complete once this iterator is exhausted.
         """
+        yield from self.labelled_keys(path for path, _ in list_objects(self.folder))
+
+    def labelled_keys(self, paths: Iterable[str]) -> Iterator[str]:
+        """Yield the images among paths as `top` does."""
         folders = set()
-        for path, _ in list_objects(self.folder):
+        for path in paths:
             folder, slash, _ = path.partition("/")
             if slash:
                 if self.options.hidden or not folder.startswith("."):
@@ -68,10 +72,14 @@ class RemoteWalk:
 
     def images(self, start: str) -> Iterator[str]:
         r"""Yield all images below the folder `start`, as keys `DIRECTORY\0NAME`."""
-        for path, _ in list_objects(f"{self.folder}/{start}" if start else self.folder):
-            full = f"{start}/{path}" if start else path
-            if self._is_image(full, self.left_out):
-                directory, _, name = full.rpartition("/")
+        objects = list_objects(f"{self.folder}/{start}" if start else self.folder)
+        yield from self.plain_keys(f"{start}/{path}" if start else path for path, _ in objects)
+
+    def plain_keys(self, paths: Iterable[str]) -> Iterator[str]:
+        """Yield the images among paths as `images` does."""
+        for path in paths:
+            if self._is_image(path, self.left_out):
+                directory, _, name = path.rpartition("/")
                 yield f"{directory}\0{name}"
 
     def _is_image(self, path: str, left_out: LeftOut) -> bool:

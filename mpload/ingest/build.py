@@ -10,6 +10,7 @@ from mpload.errors import MploadWarning
 from mpload.index.opening import open_index
 from mpload.index.publishing import check_out
 from mpload.index.sidecar import Progress
+from mpload.ingest.cluster import Cluster
 from mpload.ingest.folder_options import FolderOptions
 from mpload.ingest.image_sizes import measure_sizes
 from mpload.ingest.pixel_sizes import add_pixel_sizes
@@ -33,6 +34,7 @@ def build_index(
     with_sizes: bool = False,
     with_image_sizes: bool = False,
     num_workers: int = 8,
+    on: Cluster | None = None,
     progress: Progress | None = None,
 ) -> Path: ...
 
@@ -50,6 +52,7 @@ def build_index(
     with_sizes: bool = False,
     with_image_sizes: bool = False,
     num_workers: int = 8,
+    on: Cluster | None = None,
     progress: Progress | None = None,
 ) -> tuple[Path, ...]: ...
 
@@ -66,6 +69,7 @@ def build_index(
     with_sizes: bool = False,
     with_image_sizes: bool = False,
     num_workers: int = 8,
+    on: Cluster | None = None,
     progress: Progress | None = None,
 ) -> Path | tuple[Path, ...]:
     """Write an index of `source` to `out`, with its sidecar.
@@ -108,6 +112,8 @@ def build_index(
             needed by `Buckets(by="aspect")`: the size in pixels after the EXIF orientation was applied, or 0 if an
             image cannot be read. For files and tar files.
         num_workers: number of threads that measure sizes.
+        on: the machines that list the objects below a URL, such as a `RayCluster`; None means this one. They share the
+            folder of `out`, and have the provider's environment variables or roles. The index does not depend on it.
         progress: called with the number of samples written so far.
 
     Returns:
@@ -129,7 +135,7 @@ def build_index(
     parts = None if split is None else Split.of(split)
     for path in (target,) if parts is None else parts.paths(target):
         check_out(path, source_paths(source))
-    with open_source(source, columns=columns, root=root, folder=folder, out=target) as rows:
+    with open_source(source, columns=columns, root=root, folder=folder, out=target, on=on) as rows:
         sized = add_pixel_sizes(rows, num_workers=num_workers) if with_image_sizes else rows
         paths = write_texts(sized, target, split=parts, relative=relative, progress=progress)
     if rows.left_out:

@@ -20,6 +20,8 @@ from pathlib import Path
 from mpload.errors import ArgumentError, StorageError
 from mpload.index.columns import Cell, ColumnType, parse_columns
 from mpload.ingest.buckets import RemoteWalk
+from mpload.ingest.cluster import Cluster
+from mpload.ingest.cluster_listing import sorted_on_cluster
 from mpload.ingest.folder_options import FolderOptions
 from mpload.ingest.pairs import Beside, belongs_to_image, captions_of
 from mpload.ingest.rows import LeftOut, Reason, Rows, rename_columns, root_and_prefix
@@ -45,6 +47,7 @@ def open_folder(
     columns: str | None = None,
     root: str | os.PathLike[str] | None = None,
     beside: Beside | None = None,
+    on: Cluster | None = None,
 ) -> Iterator[Rows]:
     """Open a folder of class folders, a flat folder of images, or a folder of tar, Parquet or Arrow shards.
 
@@ -58,6 +61,7 @@ def open_folder(
             contains the files beside the images too.
         beside: files that belong to images. Subfolders are no classes then. By default, `options.beside`, or the
             captions of a flat folder in which there is a .txt file for each image.
+        on: machines that list a URL, and share `scratch`.
 
     Raises:
         ArgumentError: there are no images, a class has no images, or there are both images and tar shards.
@@ -93,7 +97,10 @@ def open_folder(
 
     with ExitStack() as stack:
         found = walk.images("") if unlabelled else walk.top()
-        keys = stack.enter_context(sorted_strings(found, folder=scratch))
+        if on is not None and isinstance(walk, RemoteWalk):
+            keys = stack.enter_context(sorted_on_cluster(walk, on, unlabelled=unlabelled, scratch=scratch))
+        else:
+            keys = stack.enter_context(sorted_strings(found, folder=scratch))
         loose = keys if unlabelled else itertools.islice(keys, walk.num_loose)
         first_loose = next(loose, None)
         if walk.shards:

@@ -11,12 +11,27 @@ from typing import BinaryIO
 from mpload.errors import StorageError
 from mpload.units import KIB, MIB
 
-__all__ = ["sorted_strings"]
+__all__ = ["read_strings", "sorted_strings", "write_strings"]
 
 RUN_BYTES = 64 * MIB
 _POINTER_BYTES = 8
 _END = b"\xff"  # never occurs in UTF-8, even in that of lone surrogates, which stand for undecodable bytes
 _MIN_BUFFER_BYTES = 16 * KIB
+
+
+def write_strings(file: BinaryIO, strings: Iterable[str]) -> None:
+    """Write strings to a file, one after another."""
+    file.writelines(string.encode("utf-8", "surrogatepass") + _END for string in strings)
+
+
+def read_strings(path: Path, *, buffer_bytes: int) -> Iterator[str]:
+    """Yield the strings that `write_strings` wrote to a file, with a buffer of this size."""
+    rest = b""
+    with path.open("rb", buffering=0) as file:
+        while data := file.read(max(buffer_bytes // 8, _MIN_BUFFER_BYTES)):  # decoded names take more memory
+            *pieces, rest = (rest + data).split(_END)
+            for piece in pieces:
+                yield piece.decode("utf-8", "surrogatepass")
 
 
 @contextmanager
@@ -70,7 +85,7 @@ class _Spill:
     def add(self, run: list[str]) -> None:
         run.sort()
         try:
-            self._file.writelines(string.encode("utf-8", "surrogatepass") + _END for string in run)
+            write_strings(self._file, run)
             self._file.flush()
         except OSError as error:
             raise self._error(error) from error

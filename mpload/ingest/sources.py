@@ -7,6 +7,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from mpload.errors import ArgumentError, StorageError
+from mpload.ingest.cluster import Cluster
 from mpload.ingest.coco import open_coco
 from mpload.ingest.folder_options import FolderOptions
 from mpload.ingest.folders import open_folder
@@ -75,8 +76,11 @@ def open_source(
     root: SourcePath | None,
     folder: FolderOptions,
     out: Path,
+    on: Cluster | None = None,
 ) -> Iterator[Rows]:
     """Open any kind of source that `build_index` accepts. Temporary files go to the folder of the index `out`.
+
+    The machines `on` list what is below a URL, and share that folder.
 
     Raises:
         ArgumentError: the source is of no known kind, or breaks a rule.
@@ -86,9 +90,11 @@ def open_source(
     if is_url(source):
         url = os.fspath(source).rstrip("/")  # type: ignore[arg-type]
         check_url(url)
-        with open_folder(url, options=folder, scratch=scratch, columns=columns, root=root) as rows:
+        with open_folder(url, options=folder, scratch=scratch, columns=columns, root=root, on=on) as rows:
             yield rows
         return
+    if on is not None:
+        raise ArgumentError("only the objects below a URL can be listed by other machines: leave out `on`")
     paths = source_paths(source)
     kinds = [_kind(path, folder) for path in paths]
     with ExitStack() as stack:

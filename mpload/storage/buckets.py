@@ -11,7 +11,7 @@ import os
 import re
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from functools import partial
 from itertools import chain
@@ -27,7 +27,7 @@ from mpload.units import format_count
 if TYPE_CHECKING:
     from obstore.store import ObjectStore, RetryConfig
 
-__all__ = ["BucketClient", "list_bucket"]
+__all__ = ["BucketClient", "can_list_ranges", "list_bucket", "list_level"]
 
 _PARALLEL_LISTS = 16
 _PAGE_OBJECTS = 1000  # number of objects that providers send per page
@@ -183,22 +183,28 @@ def _interruptible(call: Callable[[], bytes]) -> bytes:
         del result  # its traceback refers to this frame
 
 
-def list_bucket(url: str, prefix: str) -> Iterator[tuple[str, int]]:
+def can_list_ranges(url: str, prefix: str) -> bool:
+    """Return whether a bucket can be listed from any key: an S3 bucket, unless it is a directory bucket."""
+    return url.startswith("s3:") and not url.endswith("--x-s3") and is_plain(prefix)
+
+
+def list_bucket(url: str, prefix: str, *, after: str = "", up_to: str | None = None) -> Iterator[tuple[str, int]]:
     """Yield the path relative to `prefix` and the size in bytes of each object of a bucket, in no particular order.
 
-    An S3 bucket can be listed from any key, so several threads list parts of it. Others are listed from the first key
-    to the last.
+    A bucket that can be listed from any key is listed by several threads. Others are listed from the first key to the
+    last.
+
+    Args:
+        url: the URL of the bucket.
+        prefix: the beginning of the keys.
+        after: only paths after this text. This and `up_to` take a bucket of which `can_list_ranges` is true.
+        up_to: only paths up to this text, which is included; None means all.
 
     Raises:
         RequestFailure: the bucket cannot be read.
         ArgumentError: obstore is not installed.
     """
-    store = _open_bucket(
-        url,
-        timeout_seconds=_LIST_SECONDS,
-        connect_seconds=10.0,
-        retry={"max_retries": 1000, "retry_timeout": timedelta(seconds=_LIST_RETRY_SECONDS)},
-    )
+    store = _open_for_lists(url)
     library = obstore()
 
     def pages_after(last: str) -> Iterator[list[Object]]:
@@ -206,11 +212,10 @@ def list_bucket(url: str, prefix: str) -> Iterator[tuple[str, int]]:
         for page in library.list(store, prefix=prefix or None, offset=offset, chunk_size=_PAGE_OBJECTS):
             yield [(each["path"][len(prefix) :], each["size"]) for each in page if each["path"].startswith(prefix)]
 
-    is_sorted = url.startswith("s3:") and not url.endswith("--x-s3")  # directory buckets are not sorted
     failure = None
     try:
-        if is_sorted and is_plain(prefix):
-            yield from list_in_parts(pages_after, num_threads=_PARALLEL_LISTS)
+        if can_list_ranges(url, prefix):
+            yield from list_in_parts(pages_after, num_threads=_PARALLEL_LISTS, after=after, up_to=up_to)
         else:
             yield from chain.from_iterable(pages_after(""))
     except StorageError:
@@ -219,6 +224,33 @@ def list_bucket(url: str, prefix: str) -> Iterator[tuple[str, int]]:
         failure = _failure_of(error, limit_seconds=_LIST_SECONDS)
     if failure is not None:
         raise failure
+
+
+def list_level(url: str, prefix: str) -> list[str]:
+    """Return the names of the folders directly below `prefix` of a bucket.
+
+    The list is empty if the first page of the objects has no folder: there may be very many objects.
+
+    Memory: the names of the folders, and of the objects beside them.
+
+    Raises:
+        RequestFailure: the bucket cannot be read.
+        ArgumentError: obstore is not installed.
+    """
+    store = _open_for_lists(url)
+    failure = None
+    try:
+        first: Sequence[Any] = next(iter(obstore().list(store, prefix=prefix or None, chunk_size=_PAGE_OBJECTS)), [])
+        if all("/" not in each["path"][len(prefix) :] for each in first):
+            return []
+        found = obstore().list_with_delimiter(store, prefix=prefix or None)
+    except (ArgumentError, StorageError):
+        raise
+    except Exception as error:  # noqa: BLE001  as above
+        failure = _failure_of(error, limit_seconds=_LIST_SECONDS)
+    if failure is not None:
+        raise failure
+    return [path[len(prefix) :] for path in found["common_prefixes"] if path.startswith(prefix)]
 
 
 def obstore() -> Any:
@@ -240,6 +272,15 @@ def obstore() -> Any:
             "or DataLoader(..., multiprocessing_context='spawn')"
         )
     return library
+
+
+def _open_for_lists(url: str) -> "ObjectStore":
+    return _open_bucket(
+        url,
+        timeout_seconds=_LIST_SECONDS,
+        connect_seconds=10.0,
+        retry={"max_retries": 1000, "retry_timeout": timedelta(seconds=_LIST_RETRY_SECONDS)},
+    )
 
 
 def _open_bucket(url: str, *, timeout_seconds: float, connect_seconds: float, retry: "RetryConfig") -> "ObjectStore":

@@ -38,16 +38,20 @@ class _Part:
     is_being_split: bool = False
 
 
-def list_in_parts(pages_after: _PagesAfter, *, num_threads: int) -> Generator[Object]:
+def list_in_parts(
+    pages_after: _PagesAfter, *, num_threads: int, after: str = "", up_to: str | None = None
+) -> Generator[Object]:
     """Yield each key once, with the size of its object in bytes, in no particular order.
 
     Args:
         pages_after: returns the pages of all keys after a text, sorted by code points. Several threads call it.
         num_threads: number of threads, and so of lists that are read at the same time.
+        after: only keys after this text.
+        up_to: only keys up to this text, which is included; None means all.
 
     Memory: three pages per thread.
     """
-    listing = _Listing(pages_after, num_threads)
+    listing = _Listing(pages_after, num_threads, _Part(start=after, last=after, end=up_to))
     threads = [
         threading.Thread(target=listing.work, name=f"mpload-list-{number}", daemon=True)
         for number in range(num_threads)
@@ -66,10 +70,10 @@ def list_in_parts(pages_after: _PagesAfter, *, num_threads: int) -> Generator[Ob
 class _Listing:
     """The state that the threads share."""
 
-    def __init__(self, pages_after: _PagesAfter, num_threads: int) -> None:
+    def __init__(self, pages_after: _PagesAfter, num_threads: int, whole: _Part) -> None:
         self._pages_after = pages_after
         self._news = threading.Condition()
-        self._todo: list[_Part] = [_Part()]
+        self._todo = [whole]
         self._parts: list[_Part] = []
         self._is_over = False
         self.found: queue.Queue[Sequence[Object] | BaseException | None] = queue.Queue(2 * num_threads)

@@ -7,14 +7,14 @@ messages of servers or clients, because these can contain signed requests.
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from mpload.errors import ArgumentError, MploadError, OutsideRootError, StorageError
-from mpload.storage.buckets import BucketClient, list_bucket
+from mpload.storage.buckets import BucketClient, can_list_ranges, list_bucket, list_level
 from mpload.storage.notices import Notices
 from mpload.storage.object_facts import ObjectFacts
 from mpload.storage.ranges import ByteRange
@@ -23,7 +23,16 @@ from mpload.storage.retrying import Client, RetryingClient
 from mpload.storage.servers import Limits, What
 from mpload.units import format_count, printable
 
-__all__ = ["RemoteObjects", "RemoteStorage", "check_url", "is_url", "list_objects", "redacted"]
+__all__ = [
+    "RemoteObjects",
+    "RemoteStorage",
+    "check_url",
+    "is_listed_in_ranges",
+    "is_url",
+    "list_folders",
+    "list_objects",
+    "redacted",
+]
 
 _BUCKETS = ("s3", "gs", "az")
 _SCHEMES = (*_BUCKETS, "http", "https")
@@ -251,11 +260,16 @@ def check_url(url: str) -> None:
         )
 
 
-def list_objects(url: str) -> Iterator[tuple[str, int]]:
+def list_objects(url: str, *, after: str = "", up_to: str | None = None) -> Iterator[tuple[str, int]]:
     """Yield the path relative to `url` and the size in bytes of each object below `url`, in no particular order.
 
     An S3 bucket can be listed from any key, so several threads list parts of it. Others are listed from the first key
     to the last.
+
+    Args:
+        url: the URL of a bucket or a folder in it.
+        after: only paths after this text. This and `up_to` take a URL of which `is_listed_in_ranges` is true.
+        up_to: only paths up to this text, which is included; None means all.
 
     Memory: a few pages of the list.
 
@@ -263,16 +277,48 @@ def list_objects(url: str) -> Iterator[tuple[str, int]]:
         ArgumentError: the URL cannot be listed, or obstore is not installed.
         StorageError: the bucket cannot be read.
     """
+    bucket, prefix = _listable(url)
+    with _failures_of(url):
+        yield from list_bucket(bucket, prefix, after=after, up_to=up_to)
+
+
+def is_listed_in_ranges(url: str) -> bool:
+    """Return whether the objects below a URL can be listed from any path."""
+    return can_list_ranges(*_listable(url))
+
+
+def list_folders(url: str, start: str = "") -> list[str]:
+    """Return the folders directly in the folder `start` below `url`, as paths relative to `url`, which end in a slash.
+
+    If the first page of the list has no folder, more pages are not read.
+
+    Memory: the names of the folders, and of the objects beside them.
+
+    Raises:
+        ArgumentError: the URL cannot be listed, or obstore is not installed.
+        StorageError: the bucket cannot be read.
+    """
+    bucket, prefix = _listable(url)
+    with _failures_of(url):
+        return [f"{start}{name}/" for name in list_level(bucket, prefix + start)]
+
+
+def _listable(url: str) -> tuple[str, str]:
     check_url(url)
     if url.startswith("http"):
         raise ArgumentError(
             f"{url}: objects at http URLs cannot be listed. List their paths in a text file, and index that file "
             "with this URL as its root"
         )
-    bucket, prefix = _split(f"{url.rstrip('/')}/")
+    return _split(f"{url.rstrip('/')}/")
+
+
+@contextmanager
+def _failures_of(url: str) -> Iterator[None]:
+    """Raise failures of a bucket as errors that name the URL."""
     failure: MploadError | None = None
     try:
-        yield from list_bucket(bucket, prefix)
+        yield
     except RequestFailure as error:
         failure = StorageError(f"{redacted(url)}: {error}")
     except (ArgumentError, StorageError) as error:

@@ -1,7 +1,8 @@
 """Listing a bucket in several threads: every key once, wherever ranges are split, with few extra requests."""
 
+import pickle
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from mpload import build_index
 from mpload.errors import StorageError
 from mpload.ingest.folder_options import FolderOptions
+from mpload.storage import buckets
 from mpload.storage.listing import Object, is_plain, list_in_parts, text_between
 from mpload.storage.remote import list_objects
 from tests.support.s3 import PAGE_OBJECTS, S3
@@ -121,15 +123,33 @@ def test_an_error_in_any_thread_is_raised_in_the_consumer() -> None:
 FILES = [
     *(f"{name}/{n:03d}.jpg" for name in ("cat", "cat-b", "dog", "dog.c") for n in range(60)),
     *(f"cat/{inner}/{n}.png" for inner in ("a", "a b", "é#%") for n in range(5)),
+    *(f"é#% [{n}]?/{n}.jpg" for n in range(3)),
     *("beside.jpg", "notes.txt", ".hidden/x.jpg", "dog/.y.jpg", "dog/readme.txt"),
 ]
 
 
+class Backwards:
+    """Does all jobs in this process, the last one first, and the first one twice."""
+
+    def __init__(self) -> None:
+        self.num_jobs = 0
+
+    def run(self, work: Callable[[Any], Any], jobs: Sequence[Any], *, shared: Path) -> Generator[Any]:
+        assert shared.is_dir()
+        self.num_jobs = len(jobs)
+        work = pickle.loads(pickle.dumps(work))
+        for job in jobs[:1]:
+            work(job)
+        for job in reversed(jobs):
+            yield pickle.loads(pickle.dumps(work(job)))
+
+
 @pytest.mark.processes
+@pytest.mark.parametrize("on", [None, Backwards()], ids=["here", "elsewhere"])
 @pytest.mark.parametrize("columns", [None, "image:path"])
 @pytest.mark.parametrize("hidden", [False, True])
 def test_indexing_a_bucket_lists_it_once_and_gives_the_index_of_the_folder(
-    s3: S3, tmp_path: Path, columns: str | None, hidden: bool
+    s3: S3, tmp_path: Path, columns: str | None, hidden: bool, on: Backwards | None
 ) -> None:
     for name in FILES:
         (tmp_path / "files" / name).parent.mkdir(parents=True, exist_ok=True)
@@ -142,19 +162,33 @@ def test_indexing_a_bucket_lists_it_once_and_gives_the_index_of_the_folder(
         local = build_index(tmp_path / "files", tmp_path / "local.txt", **options)
     before = s3.num_lists()
     with pytest.warns(match="left out"):
-        far = build_index("s3://photos/one", tmp_path / "far.txt", **options)
-    assert s3.num_lists() - before <= 1.8 * len(FILES) / PAGE_OBJECTS + 3
+        far = build_index("s3://photos/one", tmp_path / "far.txt", **options, on=on)
+    if on is None:
+        assert s3.num_lists() - before <= 1.8 * len(FILES) / PAGE_OBJECTS + 3
+    else:
+        assert on.num_jobs == 1 + 7  # one from each folder that has a plain name, .hidden and cat/a included
+        assert sorted(path.name for path in tmp_path.iterdir()) == [
+            "far.txt", "far.txt.mpx", "files", "local.txt", "local.txt.mpx"
+        ]  # fmt: skip
     assert isinstance(local, Path)
     assert isinstance(far, Path)
     assert far.read_text().replace("s3://photos/one", str(tmp_path / "files")) == local.read_text()
 
 
 @pytest.mark.processes
-def test_indexing_a_bucket_without_class_folders_lists_it_once_too(s3: S3, tmp_path: Path) -> None:
+@pytest.mark.parametrize("on", [None, Backwards()], ids=["here", "elsewhere"])
+@pytest.mark.parametrize("is_large", [False, True])
+def test_indexing_a_bucket_without_class_folders_lists_it_once_too(
+    s3: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on: Backwards | None, is_large: bool
+) -> None:
+    monkeypatch.setattr(buckets, "_PAGE_OBJECTS", 100 if is_large else 1000)
     s3.put({f"flat/{n}.jpg": b"x" for n in range(150)})
     before = s3.num_lists()
-    far = build_index("s3://photos/flat", tmp_path / "far.txt")
-    assert s3.num_lists() - before <= 1.8 * 150 / PAGE_OBJECTS + 3
+    far = build_index("s3://photos/flat", tmp_path / "far.txt", on=on)
+    if on is None:
+        assert s3.num_lists() - before <= 1.8 * 150 / PAGE_OBJECTS + 3
+    else:
+        assert on.num_jobs == 1
     assert isinstance(far, Path)
     lines = [line for line in far.read_text().splitlines() if not line.startswith("#")]
     assert lines == sorted(f"{n}.jpg" for n in range(150))

@@ -5,7 +5,8 @@ packing      pack_index and verify_pack
 options      PackOptions, and the conversion of a sample's bytes to the stored form
 manifest     reads `pack.json`, which says how a pack was begun
 lmdb_file    writes an LMDB data file, or compares one
-workers      worker processes that make shards
+workers      worker processes, here or on other machines, that make shards
+folder       locks the folder of a pack, and deletes unfinished files
 rows         the rows of `.npy` shards, and the RawArray that reads them
 comparing    compares a file with what it should hold
 ```

@@ -10,12 +10,11 @@ import json
 import os
 import tarfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
-from filelock import FileLock, Timeout
 
 from mpload.errors import ArgumentError, OutageError, SampleError, StorageError
 from mpload.images.arrays import RawArray
@@ -26,6 +25,7 @@ from mpload.index.index import Index, Record, require_files
 from mpload.index.opening import open_index
 from mpload.index.publishing import new_file, new_path
 from mpload.index.text import Dialect, Header, format_line, parse_line
+from mpload.ingest.cluster import Cluster
 from mpload.ingest.rows import Rows
 from mpload.ingest.writing import write_texts
 from mpload.plan.order import Sequential, Shuffle
@@ -33,16 +33,17 @@ from mpload.samples.pipeline import Pipeline
 from mpload.samples.policy import ErrorPolicy
 from mpload.storage.ranges import LmdbValue, Span
 from mpload.tools.pack.comparing import compare_file
+from mpload.tools.pack.folder import LOCK, locked, sweep
 from mpload.tools.pack.lmdb_file import compare_lmdb, write_lmdb
 from mpload.tools.pack.manifest import MANIFEST, read_manifest, rows_in, tables_in
 from mpload.tools.pack.options import JpegForm, PackOptions, ShardFormat, stored_as
 from mpload.tools.pack.rows import header_of, row_of, rows_like
-from mpload.tools.pack.workers import check_workers, each_shard
+from mpload.tools.pack.workers import check_workers, done_shards
 
 __all__ = ["PackOptions", "ShardFormat", "pack_index", "pack_rows", "verify_pack"]
 
 _VERSION = 1
-_INDEX, _LOCK = "index.txt", ".lock"
+_INDEX = "index.txt"
 _PROBED_SAMPLES = 256  # to estimate the size of a packed sample, and to count Huffman symbols
 _BLOCK_BYTES = tarfile.BLOCKSIZE
 
@@ -53,6 +54,7 @@ def pack_index(
     options: PackOptions | None = None,
     *,
     num_workers: int = 1,
+    on: Cluster | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Path:
     """Write the samples of `index` into shards in the folder `out`; return the path of their index.
@@ -65,6 +67,8 @@ def pack_index(
         options: Format, order and contents of the shards.
         num_workers: The number of processes. The bytes written do not depend on it. If it is greater than 1, the
             processes import the calling script, which must protect its code by `if __name__ == "__main__":`.
+        on: The machines that make the shards, such as a `RayCluster`; None means this one. The bytes written do not
+            depend on it. They read the index and its files at the same paths as this machine, and write to `out`.
         progress: Called with the number of samples packed so far.
 
     Memory: Constant, at one sample per worker.
@@ -76,16 +80,18 @@ def pack_index(
         StorageError: A shard cannot be written, a worker was killed, or a server does not answer. Finished shards are
             kept.
     """
-    check_workers(num_workers)
+    check_workers(num_workers, on)
     folder = Path(out).absolute()
     packer = _prepare(index, folder, options or PackOptions())
-    with _locked(folder):
+    with locked(folder):
         has_index = (folder / _INDEX).exists()
         if not has_index or any(folder.glob("*.lines")):  # otherwise a reader may be writing a sidecar
-            for unfinished in folder.glob("*.tmp"):
-                unfinished.unlink()
+            sweep(folder)
         if not has_index:
-            packer.pack(num_workers, progress)
+            try:
+                packer.pack(num_workers, on, progress)
+            finally:
+                sweep(folder)  # killed workers leave unfinished files
         for lines in folder.glob("*.lines"):
             lines.unlink()
     return folder / _INDEX
@@ -97,6 +103,7 @@ def verify_pack(
     options: PackOptions | None = None,
     *,
     num_workers: int = 1,
+    on: Cluster | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> None:
     """Check a finished pack: make every shard again, one sample at a time in memory, and compare it byte for byte.
@@ -106,18 +113,19 @@ def verify_pack(
         out: The folder of the pack.
         options: The options that it was packed with.
         num_workers: The number of processes, as in `pack_index`.
+        on: The machines that compare the shards, as in `pack_index`.
         progress: Called with the number of samples compared so far.
 
     Raises:
         ArgumentError: `out` does not contain such a pack.
         StorageError: A shard differs. The message says which one and where.
     """
-    check_workers(num_workers)
+    check_workers(num_workers, on)
     folder = Path(out).absolute()
     if not (folder / _INDEX).exists():
         raise ArgumentError(f"{folder}: contains no finished pack. Make it first: mpload pack INDEX -o {folder}")
     packer = _prepare(index, folder, options or PackOptions())
-    packer.each(packer.compare, range(packer.num_shards), num_workers, progress)
+    packer.each(packer.compare, range(packer.num_shards), num_workers, on, progress)
 
 
 def pack_rows(out: str | os.PathLike[str]) -> RawArray | None:
@@ -165,14 +173,16 @@ class _Packer:
         work: Callable[[int], int],
         shards: Sequence[int],
         num_workers: int,
+        on: Cluster | None,
         progress: Callable[[int], None] | None,
     ) -> None:
-        """Do the work for each of these shards. The samples of all others count as done."""
+        """Do the work for each of these shards, here or on other machines. The samples of all others count as done."""
         num_done = len(self.source) - sum(len(self.positions(shard)) for shard in shards)
-        for shard in each_shard(work, shards, num_workers):
-            num_done += len(self.positions(shard))
-            if progress is not None:
-                progress(num_done)
+        with closing(done_shards(work, shards, num_workers=num_workers, on=on, folder=self.folder)) as done:
+            for shard in done:
+                num_done += len(self.positions(shard))
+                if progress is not None:
+                    progress(num_done)
 
     def name(self, shard: int) -> str:
         return f"shard-{shard:06d}.{self.options.format.ending}"
@@ -181,10 +191,11 @@ class _Packer:
         """Return the path of the index lines of a finished shard, which are kept until all shards are finished."""
         return self.folder / f"{self.name(shard)}.lines"
 
-    def pack(self, num_workers: int, progress: Callable[[int], None] | None) -> None:
+    def pack(self, num_workers: int, on: Cluster | None, progress: Callable[[int], None] | None) -> None:
         """Write the missing shards, then the index."""
-        todo = [shard for shard in range(self.num_shards) if not self.lines_path(shard).exists()]
-        self.each(self.write, todo, num_workers, progress)
+        finished = set(self.folder.iterdir())  # clients of NFS would remember for a while that a file was missing
+        todo = [shard for shard in range(self.num_shards) if self.lines_path(shard) not in finished]
+        self.each(self.write, todo, num_workers, on, progress)
         rows = Rows(columns=self.columns, root=str(self.folder), classes=self.source.classes, cells=self.all_cells())
         write_texts(rows, self.folder / _INDEX, split=None, relative=True, progress=None)
         open_index(self.folder / _INDEX)
@@ -346,7 +357,7 @@ def _prepare(index: str | os.PathLike[str] | Index, folder: Path, options: PackO
         raise StorageError(f"{folder} cannot hold a pack: {error.strerror}. Name another folder") from error
     if manifest is None:
         unfinished = set(folder.glob(f".{MANIFEST}.*.tmp"))  # left by a killed process
-        if any(entry.name != _LOCK and entry not in unfinished for entry in folder.iterdir()):
+        if any(entry.name != LOCK and entry not in unfinished for entry in folder.iterdir()):
             raise ArgumentError(f"{folder} is not empty and contains no pack. Name an empty or new folder")
         packer = _Packer(source=source, folder=folder, options=options)
         if options.format is ShardFormat.ARRAYS:
@@ -377,12 +388,3 @@ def _ignore(line: bytes) -> None:
 
 def _padded(num_bytes: int) -> int:
     return num_bytes + -num_bytes % _BLOCK_BYTES
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    try:
-        with FileLock(folder / _LOCK, timeout=0):
-            yield
-    except Timeout as error:
-        raise StorageError(f"{folder}: another process is packing into this folder. Wait until it ends") from error

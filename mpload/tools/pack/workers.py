@@ -1,19 +1,21 @@
-"""Worker processes that make the shards of a pack."""
+"""Worker processes, here or on other machines, that make the shards of a pack."""
 
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from itertools import islice
 from multiprocessing import current_process, get_context
 from multiprocessing.connection import Connection
+from pathlib import Path
 
 from mpload.errors import ArgumentError, StorageError
+from mpload.ingest.cluster import Cluster
 
-__all__ = ["check_workers", "each_shard"]
+__all__ = ["check_workers", "done_shards"]
 
 _GUARD = (
     "workers cannot start: each one imports the calling script, which failed. Put the code of the script under "
@@ -21,16 +23,25 @@ _GUARD = (
 )
 
 
-def check_workers(num_workers: int) -> None:
-    """Raise `ArgumentError` if `num_workers` is not positive, or if this is a worker that imports the script."""
+def check_workers(num_workers: int, on: Cluster | None) -> None:
+    """Raise `ArgumentError` if `num_workers` is out of range, or if this is a worker that imports the script."""
     if num_workers < 1:
         raise ArgumentError(f"num_workers must be at least 1, got {num_workers}")
+    if num_workers > 1 and on is not None:
+        raise ArgumentError(
+            f"num_workers={num_workers} counts processes of this machine: leave it out if `on` is given"
+        )
     if num_workers > 1 and getattr(current_process(), "_inheriting", False):  # this is a worker importing the script
         raise ArgumentError(_GUARD)
 
 
-def each_shard(work: Callable[[int], int], shards: Sequence[int] | range, num_workers: int) -> Iterator[int]:
+def done_shards(
+    work: Callable[[int], int], shards: Sequence[int] | range, *, num_workers: int, on: Cluster | None, folder: Path
+) -> Generator[int]:
     """Process the shards, with at most two per worker queued or running. Yield each one that is done."""
+    if on is not None:
+        yield from on.run(work, shards, shared=folder)
+        return
     if num_workers == 1:
         yield from map(work, shards)
         return
