@@ -54,6 +54,7 @@ from mpload.index.weighting import Weighted as Weighted
 from mpload.ingest.appending import Appended as Appended
 from mpload.ingest.appending import append_to_index as append_to_index
 from mpload.ingest.build import build_index as build_index
+from mpload.ingest.cluster import Cluster as Cluster
 from mpload.ingest.folder_options import FolderOptions as FolderOptions
 from mpload.ingest.merge import merge_indexes as merge_indexes
 from mpload.ingest.parts import list_parts as list_parts

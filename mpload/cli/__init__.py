@@ -21,6 +21,7 @@ bench     benchmarks image decoders, and the memory of lists of samples
 Modules that the commands share:
 
 ```
+clusters      the option --on: which machines do the work
 loading       opens the index and imports the decoder and transform named on the command line
 summary       the facts about an index, gathered in constant memory
 appended      what `mpload index --append` has found and done
