@@ -61,7 +61,7 @@ def open_index(
         StorageError: the text cannot be opened or copied.
 
     Memory: constant, and 8 bytes per part. If the sidecar exists, opening takes a few milliseconds for any number of
-    samples, and some 50 milliseconds per 1,000 parts.
+    samples, and some 40 milliseconds per 1,000 parts.
     """
     copies = None if local_copy is None else Path(local_copy).expanduser().absolute()
     opening = _Opening(allow_outside_root=allow_outside_root, storage=storage, copies=copies)
