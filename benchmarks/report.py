@@ -72,16 +72,6 @@ def memory() -> str:
     return markdown(header, rows)
 
 
-def throughput() -> str:
-    """Return the rates of the race among all contestants."""
-    return race_table("peers")
-
-
-def leaders() -> str:
-    """Return the rates of the longer race among the fastest contestants."""
-    return race_table("leaders")
-
-
 def race_table(name: str) -> str:
     """Return the images per second of every contestant of a race, with a column for each kind of batch."""
     found = standings(name)
@@ -355,7 +345,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "servers": servers,
     "doctor": lambda: markdown(DOCTOR_HEADER, doctor_rows(), num_names=3),
     "faults": lambda: markdown(FAULT_HEADER, fault_rows(), num_names=3),
-    "leaders": leaders,
+    "leaders": lambda: race_table("leaders"),  # the longer race among the fastest contestants
     "limited-memory": lambda: markdown(LIMITED_HEADER, limited_rows()),
     "memory": memory,
     "mixtures": lambda: markdown(MIXTURE_HEADER, mixture_rows()),
@@ -366,7 +356,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "small": small,
     "start": start,
     "summary": summary,
-    "throughput": throughput,
+    "throughput": lambda: race_table("peers"),
     "typed": typed,
     "views": views,
 }
