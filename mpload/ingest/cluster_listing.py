@@ -24,12 +24,14 @@ from mpload.ingest.buckets import RemoteWalk
 from mpload.ingest.cluster import Cluster
 from mpload.ingest.folder_options import FolderOptions
 from mpload.ingest.sorting import RUN_BYTES, read_strings, sorted_strings, write_strings
+from mpload.storage.buckets import PARALLEL_LISTS
 from mpload.storage.listing import is_plain
 from mpload.storage.remote import is_listed_in_ranges, list_folders, list_objects
 
 __all__ = ["sorted_on_cluster"]
 
-_MAX_PARTS = 256  # files that are merged at a time
+_MAX_PARTS = 64  # files that are merged at a time
+_PART_THREADS = 2  # that list a part. Each further one lists about a page that others list too
 _MIN_FOLDERS = 16  # if there are fewer, ranges begin at their own folders too
 _SIGN_KEYS = 1 << 16
 _PARTS, _LOCK = ".mpload-parts.", "lock"
@@ -59,7 +61,11 @@ class _Lister:
     def __call__(self, part: _Part) -> RemoteWalk:
         """Write the sorted keys of a part's images to a file. Return what else was found."""
         walk = RemoteWalk(self.url, self.options)
-        paths = (path for path, _ in list_objects(self.url, after=part.after, up_to=part.up_to))
+        is_all = not part.after and part.up_to is None
+        objects = list_objects(
+            self.url, after=part.after, up_to=part.up_to, num_threads=PARALLEL_LISTS if is_all else _PART_THREADS
+        )
+        paths = (path for path, _ in objects)
         keys = walk.plain_keys(paths) if self.unlabelled else walk.labelled_keys(paths)
         with new_file(self.path(part)) as file, sorted_strings(_with_signs(keys, file), folder=self.out) as ordered:
             write_strings(file, ordered)

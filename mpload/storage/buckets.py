@@ -27,9 +27,9 @@ from mpload.units import format_count
 if TYPE_CHECKING:
     from obstore.store import ObjectStore, RetryConfig
 
-__all__ = ["BucketClient", "can_list_ranges", "list_bucket", "list_level"]
+__all__ = ["PARALLEL_LISTS", "BucketClient", "can_list_ranges", "list_bucket", "list_level"]
 
-_PARALLEL_LISTS = 16
+PARALLEL_LISTS = 16
 _PAGE_OBJECTS = 1000  # number of objects that providers send per page
 _LIST_SECONDS = 60.0
 _LIST_RETRY_SECONDS = 90.0
@@ -188,7 +188,9 @@ def can_list_ranges(url: str, prefix: str) -> bool:
     return url.startswith("s3:") and not url.endswith("--x-s3") and is_plain(prefix)
 
 
-def list_bucket(url: str, prefix: str, *, after: str = "", up_to: str | None = None) -> Iterator[tuple[str, int]]:
+def list_bucket(
+    url: str, prefix: str, *, after: str = "", up_to: str | None = None, num_threads: int = PARALLEL_LISTS
+) -> Iterator[tuple[str, int]]:
     """Yield the path relative to `prefix` and the size in bytes of each object of a bucket, in no particular order.
 
     A bucket that can be listed from any key is listed by several threads. Others are listed from the first key to the
@@ -199,6 +201,7 @@ def list_bucket(url: str, prefix: str, *, after: str = "", up_to: str | None = N
         prefix: the beginning of the keys.
         after: only paths after this text. This and `up_to` take a bucket of which `can_list_ranges` is true.
         up_to: only paths up to this text, which is included; None means all.
+        num_threads: number of threads.
 
     Raises:
         RequestFailure: the bucket cannot be read.
@@ -215,7 +218,7 @@ def list_bucket(url: str, prefix: str, *, after: str = "", up_to: str | None = N
     failure = None
     try:
         if can_list_ranges(url, prefix):
-            yield from list_in_parts(pages_after, num_threads=_PARALLEL_LISTS, after=after, up_to=up_to)
+            yield from list_in_parts(pages_after, num_threads=num_threads, after=after, up_to=up_to)
         else:
             yield from chain.from_iterable(pages_after(""))
     except StorageError:

@@ -14,7 +14,7 @@ from typing import TypeVar
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from mpload.errors import ArgumentError, MploadError, OutsideRootError, StorageError
-from mpload.storage.buckets import BucketClient, can_list_ranges, list_bucket, list_level
+from mpload.storage.buckets import PARALLEL_LISTS, BucketClient, can_list_ranges, list_bucket, list_level
 from mpload.storage.notices import Notices
 from mpload.storage.object_facts import ObjectFacts
 from mpload.storage.ranges import ByteRange
@@ -260,7 +260,9 @@ def check_url(url: str) -> None:
         )
 
 
-def list_objects(url: str, *, after: str = "", up_to: str | None = None) -> Iterator[tuple[str, int]]:
+def list_objects(
+    url: str, *, after: str = "", up_to: str | None = None, num_threads: int = PARALLEL_LISTS
+) -> Iterator[tuple[str, int]]:
     """Yield the path relative to `url` and the size in bytes of each object below `url`, in no particular order.
 
     An S3 bucket can be listed from any key, so several threads list parts of it. Others are listed from the first key
@@ -270,6 +272,7 @@ def list_objects(url: str, *, after: str = "", up_to: str | None = None) -> Iter
         url: the URL of a bucket or a folder in it.
         after: only paths after this text. This and `up_to` take a URL of which `is_listed_in_ranges` is true.
         up_to: only paths up to this text, which is included; None means all.
+        num_threads: number of threads.
 
     Memory: a few pages of the list.
 
@@ -279,7 +282,7 @@ def list_objects(url: str, *, after: str = "", up_to: str | None = None) -> Iter
     """
     bucket, prefix = _listable(url)
     with _failures_of(url):
-        yield from list_bucket(bucket, prefix, after=after, up_to=up_to)
+        yield from list_bucket(bucket, prefix, after=after, up_to=up_to, num_threads=num_threads)
 
 
 def is_listed_in_ranges(url: str) -> bool:
