@@ -291,14 +291,7 @@ def typed() -> str:
 def views() -> str:
     """Return the rate and CPU time of each way to make several crops of one image."""
     found = [(record["case"], record["figures"]) for record in latest("views", "contestant")]
-    rows = [
-        [
-            case["contestant"],
-            with_spread(figures["samples_per_second"]),
-            f"{median(figures['cpu_us_per_sample']):,.0f}",
-        ]
-        for case, figures in sorted(found, key=lambda each: -median(each[1]["samples_per_second"]))
-    ]
+    rows = _rates_and_costs(sorted(found, key=lambda each: -median(each[1]["samples_per_second"])))
     return markdown(["photographs of about 500 x 375", "samples/s", "CPU µs a sample"], rows)
 
 
@@ -320,15 +313,15 @@ def collate() -> str:
 def servers() -> str:
     """Return the rate and CPU time of a loader whose samples servers make."""
     found = [(record["case"], record["figures"]) for record in latest("servers", "contestant")]
-    rows = [
-        [
-            case["contestant"],
-            with_spread(figures["samples_per_second"]),
-            f"{median(figures['cpu_us_per_sample']):,.0f}",
-        ]
+    return markdown(["images of 224 x 224", "images/s", "loader: CPU µs an image"], _rates_and_costs(found))
+
+
+def _rates_and_costs(found: list[tuple[Record, Record]]) -> list[list[str]]:
+    """Return a row for each contestant: its name, samples per second, and CPU time of a sample."""
+    return [
+        [case["contestant"], with_spread(figures["samples_per_second"]), f"{median(figures['cpu_us_per_sample']):,.0f}"]
         for case, figures in found
     ]
-    return markdown(["images of 224 x 224", "images/s", "loader: CPU µs an image"], rows)
 
 
 def with_spread(rates: list[float]) -> str:

@@ -15,7 +15,7 @@ from mpload.client.options import Servers
 from mpload.client.protocol import MAX_SAMPLES, AnswerHead, Description, Wanted, read_answer
 from mpload.errors import FAILURES, ServerError
 from mpload.plan.batch_number import BatchNumber
-from mpload.samples.counts import HEDGES, READ_NS, SERVED_BYTES, SERVED_SAMPLES
+from mpload.samples.counts import HEDGES, READ_NS, SERVED, SERVED_BYTES
 from mpload.samples.index_work import PipelineWork
 from mpload.samples.pipeline import Pipeline
 from mpload.storage.notices import Notice
@@ -113,7 +113,7 @@ class ServedWork:
         counts[READ_NS] = perf_counter_ns() - start_ns
         counts[HEDGES], self._asking.num_hedges = self._asking.num_hedges, 0
         if answered is not None:
-            counts[SERVED_SAMPLES], counts[SERVED_BYTES] = piece.last - piece.first, answered.num_bytes
+            counts[SERVED], counts[SERVED_BYTES] = piece.last - piece.first, answered.num_bytes
         report.tally.add(Tally(counts=counts))
         if answered is None:
             _begin(views, piece.first, piece.last)

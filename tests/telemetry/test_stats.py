@@ -60,7 +60,7 @@ def test_the_counters_of_a_work_have_the_same_names_in_the_statistics() -> None:
         tally.counts[getattr(counts, name)] = 7
         timings = timings_of([tally, tally])
         counted = {field: value for field, value in asdict(timings).items() if value}
-        field = name.lower() if name.endswith("_NS") else f"num_{name.lower()}"
+        field = name.lower() if name.endswith(("_NS", "_BYTES")) else f"num_{name.lower()}"
         assert counted == {"num_samples": 2, field: 14}
 
 
