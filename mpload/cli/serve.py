@@ -1,5 +1,6 @@
 """`mpload serve`: make samples for the loaders of other machines."""
 
+import resource
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -59,6 +60,7 @@ def serve(
     dataset = _dataset(path, decode=decode)
     from mpload.servers.serving import serve as serve_dataset  # noqa: PLC0415  imports torch
 
+    _allow_many_connections()
     serve_dataset(
         dataset,
         port=port,
@@ -72,6 +74,12 @@ def serve(
         limits=ServerLimits(client_seconds=client_seconds, stop_seconds=stop_seconds),
         on_ready=lambda url: print(f"serving {path} at {url}", flush=True),
     )
+
+
+def _allow_many_connections() -> None:
+    """Raise the limit of open files as far as the system lets us: each worker of each loader has connections."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _dataset(path: str, *, decode: str | None) -> Any:

@@ -86,8 +86,7 @@ class Asking:
         self._digest = description.digest
         self._notify = notify
         self._tls = tls_for(servers)
-        jitter = random.Random(worker).random
-        self._choice = Choice(len(servers.urls), first=worker, jitter=jitter)
+        self._choice = Choice(len(servers.urls), first=worker, jitter=random.Random().random)
         self._idle: list[list[Connection]] = [[] for _ in servers.urls]
         self._latencies = [Latencies() for _ in servers.urls]
         self._answered_at = [float("-inf")] * len(servers.urls)

@@ -5,7 +5,7 @@ import re
 import signal
 import subprocess
 import sys
-from contextlib import closing
+from contextlib import ExitStack, closing
 from http.client import HTTPConnection
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -63,6 +63,21 @@ def test_a_server_prints_its_url_serves_a_dataset_of_a_module_and_ends_when_aske
         assert server.wait(_SECONDS) == 0
         assert server.stdout.read() == ""
     assert not psutil.wait_procs(processes, timeout=_SECONDS)[1]
+
+
+@pytest.mark.slow
+def test_a_server_has_more_connections_than_files_may_usually_be_open(tmp_path: Path) -> None:
+    index, environment = numbers_index(tmp_path, 8), {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    command = [sys.executable, "-m", "mpload", "serve", str(index), "--port=0", "--workers=1"]
+    limited = ["prlimit", "--nofile=128:4096", *command]
+    with subprocess.Popen(limited, env=environment, stdout=subprocess.PIPE, text=True) as server, ExitStack() as stack:
+        stack.callback(server.kill)
+        assert server.stdout is not None
+        address = urlsplit(server.stdout.readline().split()[-1]).netloc
+        for _ in range(200):
+            client = stack.enter_context(closing(HTTPConnection(address, timeout=_SECONDS)))
+            client.request("GET", "/healthz")
+            assert client.getresponse().read()
 
 
 @pytest.mark.parametrize(
