@@ -26,6 +26,7 @@ from mixture_rows import MIXTURE_HEADER, mixture_rows
 from network_rows import network_header, network_rows
 from parts_rows import PARTS_HEADER, parts_rows
 from records import RECORDS, Record, latest
+from simulation_rows import SIMULATION_HEADER, simulation_rows
 from standings import Standing, standings
 
 from mpload.tools.bench.memory import MemoryCase, MemoryResult, Outcome
@@ -336,6 +337,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "batch-sizes": batch_sizes,
     "collate": collate,
     "servers": servers,
+    "simulation": lambda: markdown(SIMULATION_HEADER, simulation_rows(), num_names=6),
     "doctor": lambda: markdown(DOCTOR_HEADER, doctor_rows(), num_names=3),
     "faults": lambda: markdown(FAULT_HEADER, fault_rows(), num_names=3),
     "leaders": lambda: race_table("leaders"),  # the longer race among the fastest contestants
