@@ -46,6 +46,8 @@ class Answered:
     """Which server has made the samples."""
     head: AnswerHead
     num_bytes: int
+    is_first: bool
+    """Whether it is the first one over its connection. The server may have been started again since the last one."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -213,7 +215,7 @@ class Asking:
         except (RequestError, ValueError) as error:  # a `ProtocolError` is one
             self._failed(request, error)
             return None
-        server = request.server
+        server, is_first = request.server, request.connection.is_first_answer
         self._choice.end(server)
         if request.connection.keep():
             self._idle[server].append(request.connection)
@@ -221,7 +223,7 @@ class Asking:
         if self._choice.answered(server):
             url = self._servers.urls[server]
             self._notify(Notice(place=url, is_outage=False, text=f"{url} makes samples again"))
-        return Answered(server=server, head=head, num_bytes=num_bytes)
+        return Answered(server=server, head=head, num_bytes=num_bytes, is_first=is_first)
 
     def _first_to_answer(self, request: _Request) -> tuple[_Request, int] | None:
         """Wait for an answer, and return what was answered and the size of the answer; None if all have failed."""

@@ -85,6 +85,8 @@ class Connection:
         self._limit_seconds = servers.request_timeout_seconds
         self._body, self._digest = b"", ""
         self._was_used = False
+        self.is_first_answer = False
+        """Whether the latest answer is the first one over this connection: another server may be there by now."""
         self._response: http.client.HTTPResponse | None = None
 
     def ask(self, body: bytes, digest: str) -> None:
@@ -137,7 +139,7 @@ class Connection:
                 self._was_used = False
                 self.ask(self._body, self._digest)
                 self._response = self._read_head(deadline)
-            self._was_used = True
+            self.is_first_answer, self._was_used = not self._was_used, True
             return self._judged(self._response)
         except (OSError, http.client.HTTPException) as error:
             raise RequestError(_told(error)) from error

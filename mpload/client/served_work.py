@@ -39,7 +39,8 @@ class ServedWork:
     """Asks servers for samples, and receives them directly into the batch's slot.
 
     Samples that no server makes are made here, by `work`, if `servers.fallback` says so. The first worker makes some of
-    the samples in the first answer of each server itself, and compares them.
+    the samples in the first answer of each server itself, and compares them; and again in the first answer over each
+    new connection, since a server may have been started again with other files or other code.
 
     Process: as `PipelineWork`. Each process has its own connections.
     """
@@ -61,6 +62,7 @@ class ServedWork:
         self._report: ChunkReport | None = None
         self._asking = Asking(self.servers, self.description, worker=worker, notify=self._notify)
         self._unchecked = dict.fromkeys(range(len(self.servers.urls)), 0 if worker else _MAX_CHECKS)
+        self._compared = set[int]()  # servers whose samples could be compared
 
     def _notify(self, notice: Notice) -> None:
         assert self._report is not None
@@ -120,6 +122,8 @@ class ServedWork:
             self.work.fill(piece.task, arrays, piece.first, piece.last, report)
             return
         failures = answered.head.failures
+        if answered.is_first and answered.server in self._compared:
+            self._unchecked[answered.server] = _MAX_CHECKS
         if self._unchecked[answered.server]:
             self._unchecked[answered.server] -= 1
             self._check(answered, piece, views, report)
@@ -162,6 +166,7 @@ class ServedWork:
                         "both, and draw random numbers only from those that mpload seeds"
                     )
             self._unchecked[answered.server] = 0
+            self._compared.add(answered.server)
 
 
 def _pieces(task: tuple[int, ...], first: int, last: int) -> Iterator[Piece]:

@@ -311,19 +311,30 @@ def test_other_version_is_an_error_at_once(folder: Path) -> None:
             next(iter(loader))
 
 
+def differing(handler: Handler, made: bytes) -> bool:
+    """Answer with samples that differ in a bit."""
+    handler.reply(200, made[:-256] + bytes([made[-256] ^ 1]) + made[-255:])
+    return True
+
+
 @pytest.mark.parametrize("on_error", ["raise", "skip"])
 def test_server_whose_samples_differ_is_an_error(folder: Path, on_error: str) -> None:
-    def answer(handler: Handler, made: bytes) -> bool:
-        handler.reply(200, made[:-256] + bytes([made[-256] ^ 1]) + made[-255:])
-        return True
-
     with sample_server(dataset(folder, on_error=on_error)) as server:
-        server.answer = answer
+        server.answer = differing
         with (
             loading(folder, server.url, on_error=on_error, num_workers=1) as loader,
             pytest.raises(ServerError, match=r"makes other samples than this machine: 'number' of sample_id"),
         ):
             next(iter(loader))
+
+
+def test_server_that_makes_other_samples_since_it_was_started_again_is_an_error(folder: Path) -> None:
+    with sample_server(dataset(folder)) as server, loading(folder, server.url, num_workers=1) as loader:
+        assert ids(loader) == ids(dataset(folder))
+        server.answer = differing
+        server.drop_connections()
+        with pytest.raises(ServerError, match="makes other samples than this machine"):
+            ids(loader)
 
 
 def test_worker_that_is_killed_loses_and_repeats_no_sample(folder: Path) -> None:
