@@ -46,8 +46,8 @@ class Servers:
             raise ArgumentError(f"servers must differ, got {list(self.urls)}")
         if self.fallback not in get_args(Fallback):
             raise ArgumentError(f"fallback must be 'local' or 'raise', got {self.fallback!r}")
-        if self.token is not None and not (self.token and self.token.isascii() and self.token.isprintable()):
-            raise ArgumentError("token must be a text of printable ASCII characters, or None")
+        if self.token is not None and not _is_sendable(self.token):
+            raise ArgumentError("token must be printable ASCII text without spaces around it, or None")
         for name in ("request_timeout_seconds", "connect_timeout_seconds", "retry_seconds"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ArgumentError(f"{name} must be positive and finite, got {getattr(self, name)}")
@@ -90,6 +90,11 @@ def servers_of(
             "in Servers(...), or raise sample_timeout_seconds in PoolOptions(...)"
         )
     return found
+
+
+def _is_sendable(token: str) -> bool:
+    """Return whether an HTTP header can carry a token. Spaces around it would be lost."""
+    return bool(token) and token.isascii() and token.isprintable() and token.strip() == token
 
 
 def _checked(url: str) -> str:

@@ -49,6 +49,7 @@ def test_url_of_a_server_is_kept_without_a_slash_at_its_end(url: str) -> None:
         ({"fallback": "maybe"}, "fallback"),
         ({"token": "two\nlines"}, "token"),
         ({"token": ""}, "token"),
+        ({"token": "secret "}, "without spaces around"),
         ({"request_timeout_seconds": 0}, "request_timeout_seconds"),
         ({"retry_seconds": float("inf")}, "retry_seconds"),
     ],
