@@ -1,18 +1,20 @@
 """`serve`: makes samples in this process's workers for other machines, until it is asked to stop."""
 
 import asyncio
+import errno
 import ipaddress
 import os
 import signal
 import ssl
 import threading
+import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from mpload.client.protocol import MAX_SAMPLES
-from mpload.errors import ArgumentError, MploadError
+from mpload.errors import ArgumentError, MploadError, MploadWarning
 from mpload.loader.dataset import MPDataset
 from mpload.loader.index_source import IndexSource
 from mpload.loader.machine_share import detect_share
@@ -125,8 +127,8 @@ def serve(
 def _address(host: str | None, port: int, *, token: str | None, is_open: bool, cert: Any, key: Any) -> _Address:
     if not 0 <= port < 1 << 16:
         raise ArgumentError(f"port must be in [0, 65536), got {port}")
-    if token is not None and (not token or not token.isascii() or not token.isprintable()):
-        raise ArgumentError("the token must be printable ASCII text, and not empty")
+    if token is not None and (not token.isascii() or not token.isprintable() or token.strip() != token or not token):
+        raise ArgumentError("the token must be printable ASCII text, not empty, without spaces around it")
     if host is None:
         host = "0.0.0.0" if token is not None or is_open else "127.0.0.1"  # noqa: S104  with a token, or as asked
     if token is None and not is_open and not _is_local(host):
@@ -217,6 +219,7 @@ async def _run(
     from aiohttp import web  # noqa: PLC0415  optional
 
     limits = service.limits
+    asyncio.get_running_loop().set_exception_handler(_on_error)
     runner = web.AppRunner(
         service.app(), access_log=None, keepalive_timeout=limits.client_seconds, shutdown_timeout=limits.stop_seconds
     )
@@ -234,3 +237,16 @@ async def _run(
     finally:
         watch.cancel()
         await runner.cleanup()
+
+
+def _on_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Handle an error that nothing has caught. asyncio would log a lack of descriptors 100 times a second."""
+    error = context.get("exception")
+    if isinstance(error, OSError) and error.errno in {errno.EMFILE, errno.ENFILE}:
+        warnings.warn(
+            f"the server accepts no further connections for now: {error.strerror}. Raise the limit: ulimit -n",
+            MploadWarning,
+            stacklevel=1,
+        )
+    else:
+        loop.default_exception_handler(context)

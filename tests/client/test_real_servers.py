@@ -1,7 +1,11 @@
 """Loaders and the servers that users start, in processes of their own: bit for bit the same, whatever is killed."""
 
+import resource
 import signal
+import socket
 import sys
+import time
+import urllib.request
 import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -97,3 +101,23 @@ def test_other_token_and_other_dataset_are_refused(index: Path, servers: list[Pr
         pytest.raises(ServerError, match=r"its pipeline is .*224.*, not .*223"),
     ):
         next(iter(loader))
+
+
+def test_server_without_descriptors_says_so_once_and_goes_on(index: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    told = ""
+    with serve_process(index, "--no-token", "--host=127.0.0.1") as server, ExitStack() as connections:
+        host, port = server.url.removeprefix("http://").split(":")
+        num_open = len(list(Path(f"/proc/{server.pid}/fd").iterdir()))
+        resource.prlimit(server.pid, resource.RLIMIT_NOFILE, (num_open + 5, num_open + 5))
+        for _ in range(20):
+            connections.enter_context(socket.create_connection((host, int(port)), timeout=60))
+        deadline = time.monotonic() + 60
+        while "ulimit -n" not in told and time.monotonic() < deadline:
+            time.sleep(0.02)
+            told += capfd.readouterr().err
+        connections.close()
+        with urllib.request.urlopen(f"{server.url}/healthz", timeout=60) as answer:
+            assert answer.status == 200
+    told += capfd.readouterr().err
+    assert "Raise the limit: ulimit -n" in told
+    assert "Traceback" not in told
