@@ -19,7 +19,6 @@ from mpload.plan.sample_rng import SampleRng
 from mpload.samples.bulk_makers import MAKERS_OF_CELLS, Arrays, Bytes, Chunk, Images, Maker, Reading, Rows
 from mpload.samples.one_decoder import OneDecoder
 from mpload.samples.pipeline import Pipeline
-from mpload.storage.local import LocalStorage
 from mpload.storage.native import NATIVE
 from mpload.transport.ragged import RaggedArray
 from mpload.transport.worker import ChunkReport
@@ -102,10 +101,10 @@ class BulkPipeline:
 
 def _maker_of_source(pipeline: Pipeline, arena: NDArray[np.uint8]) -> Maker | None:
     are_files = all(pipeline.index.columns[number].type.is_file for number in pipeline.sources)
-    storage, decode = pipeline.opened_storage, pipeline.decode
-    if type(storage) is not LocalStorage or not are_files:
+    decode = pipeline.decode
+    if not are_files:
         return None
-    reading = Reading(storage=storage, ahead=pipeline.ahead)
+    reading = Reading.of(pipeline)
     if type(decode) is RawBytes:
         return Bytes(reading=reading).make
     if type(decode) is NumpyDecoder:

@@ -95,16 +95,13 @@ class _Boxes:
         assert chunk.geometries is not None
         assert chunk.is_drawn is not None
         made = np.zeros(len(chunk.lines), np.bool_)
-        reader = self.reading.reader(chunk, column)
-        done, max_bytes = 0, int(min(self.decode.max_bytes, len(self.arena)))
-        while reader is not None and done < len(made) and not self.reading.ahead.is_active:
-            read = self.reading.read(reader, self.arena, chunk, done, max_bytes=max_bytes)
+        max_bytes = int(min(self.decode.max_bytes, len(self.arena)))
+        for done, read in self.reading.reads(chunk, column, lambda _: self.arena, max_bytes=max_bytes):
             start_ns = perf_counter_ns()
             stop = done + len(read.lengths)
             bounds = self._scan(read, chunk.is_drawn[done:stop], chunk.geometries[done:stop])
             made[done:stop] = self._write(bounds, chunk.first + done, arrays)
             chunk.report.tally.counts[DECODE_NS] += perf_counter_ns() - start_ns
-            done = stop
         return made
 
     def _scan(self, read: ManyRead, is_wanted: NDArray[np.bool_], geometries: NDArray[np.int64]) -> NDArray[np.int64]:

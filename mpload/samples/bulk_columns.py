@@ -25,7 +25,6 @@ from mpload.samples.bulk_makers import MAKERS_OF_CELLS, Chunk, Images, Maker, Re
 from mpload.samples.column_decoders import ColumnDecoders, Ready, TypedColumn
 from mpload.samples.leaves import Leaf
 from mpload.samples.pipeline import Pipeline
-from mpload.storage.local import LocalStorage
 from mpload.storage.native import NATIVE
 from mpload.transport.ragged import RaggedArray
 from mpload.transport.worker import ChunkReport
@@ -108,12 +107,12 @@ class BulkColumns:
             template: The template of its samples.
             arena: Memory for encoded images that were read and not yet decoded; 2 MiB are enough.
         """
-        maker, storage, columns = pipeline.maker, pipeline.opened_storage, pipeline.index.columns
-        if NATIVE is None or pipeline.cache is not None or type(storage) is not LocalStorage:
+        maker, columns = pipeline.maker, pipeline.index.columns
+        if NATIVE is None or pipeline.cache is not None:
             return None
         if not isinstance(maker, ColumnDecoders) or maker.drawing is None or not template:  # the index is empty
             return None
-        reading = Reading(storage=storage, ahead=pipeline.ahead)
+        reading = Reading.of(pipeline)
 
         def column_of(column: TypedColumn, decode_many: DecodeMany | None) -> _Column | None:
             if not columns[column.number].type.is_file:

@@ -1,8 +1,9 @@
 """Makes one column of a chunk of samples, with a few native calls: reading, decoding, all straight into the slot."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter_ns
 from typing import Any
 
@@ -15,9 +16,12 @@ from mpload.images.many import DecodeMany, EncodedSamples
 from mpload.index.columns import ColumnType
 from mpload.index.lines import Lines
 from mpload.samples.counts import DECODE_NS, READ_NS
+from mpload.samples.pipeline import Pipeline
 from mpload.samples.row_index import RowIndex
 from mpload.storage.local import LocalStorage
 from mpload.storage.many import ManyRanges, ManyRead, ManyReader
+from mpload.storage.many_ahead import AheadReader
+from mpload.storage.protocols import Storage
 from mpload.storage.read_ahead import ReadAhead
 from mpload.transport.ragged import RaggedArray
 from mpload.transport.slots import ALIGN_BYTES
@@ -54,14 +58,48 @@ None if this time all must be made one by one, which says nothing about the chun
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Reading:
-    """Reads the files or spans that a column names."""
+    """Reads the files or spans that a column names, or gets those that were read ahead."""
 
-    storage: LocalStorage
+    storage: Storage
     ahead: ReadAhead
+    sources: Sequence[int]
+    """Numbers of the columns whose ranges are read ahead, in their order."""
     maps_shards: bool = False
 
-    def reader(self, chunk: Chunk, column: int) -> ManyReader | None:
-        """Return a reader of the ranges in a column."""
+    @classmethod
+    def of(cls, pipeline: Pipeline) -> "Reading":
+        """Return what reads the files of a pipeline."""
+        return cls(storage=pipeline.opened_storage, ahead=pipeline.ahead, sources=tuple(pipeline.sources))
+
+    def reads(
+        self,
+        chunk: Chunk,
+        column: int,
+        area_at: Callable[[int], NDArray[np.uint8]],
+        *,
+        step_bytes: int = 0,
+        max_bytes: int | None = None,
+    ) -> Iterator[tuple[int, ManyRead]]:
+        """Read the ranges in a column, as many at a time as `area_at` has room for after so many ranges.
+
+        Yield the number of ranges before each read, and the read. It ends early if reads turn out to be slow, since
+        read-ahead then begins, or if the bytes that were read ahead are not there.
+        """
+        is_ahead, done = self.ahead.is_active, 0
+        reader = self._reader_of_ahead(chunk, column) if is_ahead else self._reader(chunk, column)
+        while reader is not None and done < len(chunk.lines) and self.ahead.is_active == is_ahead:
+            start_ns = perf_counter_ns()
+            read = partial(reader.read, area_at(done), first=done, step_bytes=step_bytes, max_bytes=max_bytes)
+            found = read() if is_ahead else self.ahead.measured_many(read)
+            chunk.report.tally.counts[READ_NS] += perf_counter_ns() - start_ns
+            if not (num_read := len(found.lengths)):
+                return
+            yield done, found
+            done += num_read
+
+    def _reader(self, chunk: Chunk, column: int) -> ManyReader | None:
+        if type(self.storage) is not LocalStorage:
+            return None
         spans = chunk.lines.spans(column)
         ranges = ManyRanges(
             names=chunk.lines.data,
@@ -73,38 +111,23 @@ class Reading:
         )
         return self.storage.many_reader(ranges, maps_shards=self.maps_shards)
 
-    def read(
-        self,
-        reader: ManyReader,
-        area: NDArray[np.uint8],
-        chunk: Chunk,
-        done: int,
-        *,
-        step_bytes: int = 0,
-        max_bytes: int | None = None,
-    ) -> ManyRead:
-        """Read the ranges after the first `done` ones. If reads turn out to be slow, read-ahead begins."""
-        start_ns = perf_counter_ns()
-        read = self.ahead.measured_many(
-            lambda: reader.read(area, first=done, step_bytes=step_bytes, max_bytes=max_bytes)
+    def _reader_of_ahead(self, chunk: Chunk, column: int) -> AheadReader:
+        return AheadReader(
+            self.ahead,
+            chunk.lines.sample_ids.tolist(),
+            place=self.sources.index(column),
+            at=lambda place: chunk.report.at(chunk.first + place),
         )
-        chunk.report.tally.counts[READ_NS] += perf_counter_ns() - start_ns
-        return read
 
     def into_ragged(
         self, chunk: Chunk, column: int, array: RaggedArray, *, max_bytes: int
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Read into a ragged field. Return where in its area each range starts, and its length; -1 if it is missing."""
         starts, lengths = np.full((2, len(chunk.lines)), -1, np.int64)
-        reader = self.reader(chunk, column)
-        done = 0
-        while reader is not None and done < len(starts) and not self.ahead.is_active:
-            read = self.read(reader, array.unused, chunk, done, max_bytes=max_bytes)
-            if not (num_read := len(read.lengths)):
-                break
-            starts[done : done + num_read] = read.starts + array.use(read.used_bytes)
-            lengths[done : done + num_read] = read.lengths
-            done += num_read
+        for done, read in self.reads(chunk, column, lambda _: array.unused, max_bytes=max_bytes):
+            stop = done + len(read.lengths)
+            starts[done:stop] = read.starts + array.use(read.used_bytes)
+            lengths[done:stop] = read.lengths
         return starts, lengths
 
 
@@ -131,18 +154,14 @@ class Rows:
     def make(self, chunk: Chunk, column: int, array: NDArray[Any]) -> NDArray[np.bool_]:
         """Make a column."""
         made = np.zeros(len(chunk.lines), np.bool_)
-        reader = self.reading.reader(chunk, column)
-        if reader is None or not array.flags.c_contiguous:
+        if not array.flags.c_contiguous:
             return made
         rows = array[chunk.first : chunk.first + len(made)].reshape(-1).view(np.uint8)
         if not self.row_bytes or len(rows) != len(made) * self.row_bytes:
             return made
-        done = 0
-        while done < len(made) and not self.reading.ahead.is_active:
-            area = rows[done * self.row_bytes :]
-            read = self.reading.read(reader, area, chunk, done, step_bytes=self.row_bytes)
+        reads = self.reading.reads(chunk, column, lambda done: rows[done * self.row_bytes :], step_bytes=self.row_bytes)
+        for done, read in reads:
             made[done : done + len(read.lengths)] = read.lengths == self.row_bytes
-            done += len(read.lengths)
         return made
 
 
@@ -211,11 +230,9 @@ class Images:
         entries = None if self.rows is None else self.rows.read_many(chunk.lines.sample_ids)
         if entries is not None and 2 * entries.count(b"") > len(entries):
             return None  # most entries are to be made, which only samples that are made one by one do
-        reader = self.reading.reader(chunk, column)
         is_filled = self.rows is not None and self.rows.is_filled
-        done = num_wrong = 0
-        while reader is not None and done < len(made) and not self.reading.ahead.is_active:
-            read = self.reading.read(reader, self.arena, chunk, done)
+        num_wrong = 0
+        for done, read in self.reading.reads(chunk, column, lambda _: self.arena):
             start_ns = perf_counter_ns()
             stop = done + len(read.lengths)
             is_drawn, geometries = chunk.is_drawn, chunk.geometries
@@ -235,7 +252,6 @@ class Images:
             made[done:stop] = is_made == 1 if is_filled else is_made != 0
             num_wrong += int(np.count_nonzero(is_made == 2))
             chunk.report.tally.counts[DECODE_NS] += perf_counter_ns() - start_ns
-            done = stop
         return None if is_filled and 2 * num_wrong > len(made) else made
 
 

@@ -17,7 +17,6 @@ from mpload.samples.column_decoders import ColumnDecoders
 from mpload.samples.leaves import Leaf
 from mpload.samples.pipeline import Pipeline
 from mpload.samples.views import Views, crops_of
-from mpload.storage.local import LocalStorage
 from mpload.storage.native import NATIVE
 from mpload.transport.worker import ChunkReport
 
@@ -62,10 +61,10 @@ class BulkViews:
             template: The template of its samples; None for one decoder.
             arena: Memory for encoded images that were read and not yet decoded; 2 MiB are enough.
         """
-        maker, storage, columns = pipeline.maker, pipeline.opened_storage, pipeline.index.columns
+        maker, columns = pipeline.maker, pipeline.index.columns
         if NATIVE is None or pipeline.transform is not None or pipeline.cache is not None:
             return None
-        if not isinstance(maker, ColumnDecoders) or type(storage) is not LocalStorage or len(maker.decode) != 1:
+        if not isinstance(maker, ColumnDecoders) or len(maker.decode) != 1:
             return None
         ((key, views),) = maker.decode.items()
         crops = crops_of(views) if type(views) is Views and views.output_shape is not None else None
@@ -75,8 +74,7 @@ class BulkViews:
         def decode_many(samples: EncodedSamples, arrays: Any) -> NDArray[np.uint8]:
             return crops.write_many(samples, arrays)
 
-        reading = Reading(storage=storage, ahead=pipeline.ahead)
-        images = Images(reading=reading, decode_many=decode_many, arena=arena)
+        images = Images(reading=Reading.of(pipeline), decode_many=decode_many, arena=arena)
         (number,) = maker.sources
         if not columns[number].type.is_file:
             return None

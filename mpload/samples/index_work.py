@@ -1,11 +1,10 @@
 """The work of an `MPLoader`'s workers: make the samples of a batch and write them into the batch's slot."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import chain
 from time import perf_counter_ns
 from typing import Any
 
@@ -14,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpload.errors import ArgumentError, MploadError, SampleError
-from mpload.index.index import Record, lines_of, map_lines, prefetch_lines, records_of
+from mpload.index.index import Record, lines_of, map_lines, prefetch_lines
+from mpload.index.lines import Lines
 from mpload.plan.batch_number import BatchNumber
 from mpload.plan.batching import Batching
 from mpload.samples.batch import Sample
@@ -28,8 +28,10 @@ from mpload.samples.leaf_batches import template_of_sample
 from mpload.samples.leaves import exact_pairs
 from mpload.samples.pipeline import Pipeline
 from mpload.samples.policy import BadSample, ErrorAction, substitute_for
+from mpload.storage.local import LocalStorage
 from mpload.storage.notices import Notice
 from mpload.storage.protocols import KeepingStorage, Room
+from mpload.storage.ranges import ByteRange
 from mpload.transport.chunks import Chunk
 from mpload.transport.messages import Failure, Tally, details_of
 from mpload.transport.ragged import RaggedArray
@@ -75,9 +77,10 @@ class PipelineWork:
             self.pipeline.opened_storage.bound(self.row_groups_bytes)
         self._arena = np.empty(min(self.read_ahead_bytes, ARENA_BYTES), np.uint8)
         self._bulk = self._made_bulk()
+        self._is_local = type(self.pipeline.opened_storage) is LocalStorage
         self._bulks: dict[int, BulkPipeline | BulkViews | BulkColumns | None] = {}
         # By bucket, if buckets have shapes of their own. The maker in use now may be that of any bucket.
-        self._records_ahead: dict[tuple[tuple[int, ...], int, int], list[Record]] = {}
+        self._chunks_ahead: dict[tuple[tuple[int, ...], int, int], _Samples] = {}
         self._blocks = BlockReads(self.pipeline, self.batching)
 
     def unpacked(self, number: BatchNumber, arrays: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -127,22 +130,22 @@ class PipelineWork:
         arrays = self.unpacked(number, arrays)
         self.pipeline.notices.send = partial(_notify, report)
         prefetch_lines(self.pipeline.index, lambda: self._upcoming_ids(report))
-        places: Sequence[int] = range(first, last)
-        ready: Sequence[Ready | None] = [None] * len(places)
-        records = self._records_ahead.pop((task, first, last), None)
-        if records is None:
-            lines = lines_of(self.pipeline.index, self.wanted_ids(number, first, last, lambda: slot))
-            if self._bulk is not None and not self.pipeline.ahead.is_active:
-                left = self._bulk.make(lines, arrays, number=number, first=first, report=report)
-                places, records = [first + place for place in left], [lines.record(place) for place in left]
-                ready = list(left.values())
-            else:
-                records = lines.records()
+        chunk = self._chunks_ahead.pop((task, first, last), None)
+        if chunk is None:
+            chunk = self._samples_of(self.wanted_ids(number, first, last, lambda: slot))
+        bulk = self._bulk and partial(self._bulk.make, chunk.lines, arrays, number=number, first=first, report=report)
+        left: Mapping[int, Ready | None] = dict.fromkeys(range(last - first))
+        if bulk and self._is_local and not self.pipeline.ahead.is_active:
+            left = bulk()
         done = self._blocks.load(number, first, last)
-        if records:
-            if self.pipeline.ahead.is_active:
-                self._plan_ahead(records, report)
-            self._fill_one_by_one(number, arrays, places, records, ready, report)
+        if left and self.pipeline.ahead.is_active:
+            is_fresh = len(left) == last - first
+            self._plan_ahead(chunk, left, report)
+            if bulk and is_fresh:
+                left = bulk()
+                self.pipeline.ahead.release(np.delete(chunk.lines.sample_ids, list(left)).tolist())
+        if left:
+            self._fill_one_by_one(number, arrays, first, chunk, left, report)
         self._blocks.free(done)
         report.tally.add(Tally(counts=self.pipeline.take_counts()))
 
@@ -150,12 +153,12 @@ class PipelineWork:
         self,
         number: BatchNumber,
         arrays: Mapping[str, Any],
-        places: Sequence[int],
-        records: Sequence[Record],
-        ready: Sequence[Ready | None],
+        first: int,
+        chunk: "_Samples",
+        left: Mapping[int, Ready | None],
         report: ChunkReport,
     ) -> None:
-        """Make the samples of `records` at `places` of a batch; of each, `ready` is already there."""
+        """Make the samples at some places of a chunk, which starts at `first`; `left` says what of each is ready."""
         pipeline = self.pipeline
         if isinstance(pipeline.maker, ColumnDecoders):
             writer: LeafWriter | _ColumnWriter = LeafWriter(
@@ -165,7 +168,8 @@ class PipelineWork:
             writer = _ColumnWriter(pipeline, arrays)
         pipeline.claim = partial(_claim, pipeline, self.decode_bytes, report)
         with pipeline.lent_generators():
-            for place, record, part in zip(places, records, ready, strict=True):
+            for record, (place_in_chunk, part) in zip(chunk.records_at(left), left.items(), strict=True):
+                place = first + place_in_chunk
                 report.at(place)
                 bad: list[BadSample] = []
                 is_made = (
@@ -184,6 +188,9 @@ class PipelineWork:
                 if bad:
                     _report_bad(report, place, bad, is_made=is_made)
 
+    def _samples_of(self, sample_ids: NDArray[np.int64]) -> "_Samples":
+        return _Samples(lines=lines_of(self.pipeline.index, sample_ids))
+
     def _ids_of(self, chunk: Chunk, report: ChunkReport) -> NDArray[np.int64]:
         number = BatchNumber.of(chunk.task)
         return self.wanted_ids(number, chunk.first, chunk.last, lambda: report.arrays_of(chunk))
@@ -192,18 +199,43 @@ class PipelineWork:
         ids = [self._ids_of(chunk, report) for chunk in report.upcoming(_CHUNKS_PREFETCHED)]
         return np.concatenate(ids) if ids else np.empty(0, np.int64)
 
-    def _plan_ahead(self, records: list[Record], report: ChunkReport) -> None:
-        """Schedule read-ahead for this chunk's samples and, up to the read-ahead depth, for those of later chunks."""
-        before, self._records_ahead = self._records_ahead, {}
-        num_chunks = min(-(-self.pipeline.ahead.depth // len(records)), _MAX_CHUNKS_AHEAD)
+    def _plan_ahead(self, chunk: "_Samples", left: Collection[int], report: ChunkReport) -> None:
+        """Schedule read-ahead for the samples `left` of a chunk and, up to the depth, for those of later chunks."""
+        before, self._chunks_ahead = self._chunks_ahead, {}
+        num_chunks = min(-(-self.pipeline.ahead.depth // len(chunk.lines)), _MAX_CHUNKS_AHEAD)
         num_chunks = max(num_chunks, len(before))  # what is left out now would be read again later
+        is_whole = len(left) == len(chunk.lines)
+        wanted = dict(chunk.wanted(self.pipeline)) if is_whole else self.pipeline.wanted(chunk.records_at(left))
         with suppress(MploadError):  # raised again when the chunk itself is made
-            for chunk in report.upcoming(num_chunks):
-                key = chunk.task, chunk.first, chunk.last
-                self._records_ahead[key] = before.get(key) or records_of(
-                    self.pipeline.index, self._ids_of(chunk, report)
-                )
-        self.pipeline.plan_ahead(chain(records, *self._records_ahead.values()))
+            for each in report.upcoming(num_chunks):
+                key = each.task, each.first, each.last
+                later = before.get(key) or self._samples_of(self._ids_of(each, report))
+                self._chunks_ahead[key] = later
+                wanted |= later.wanted(self.pipeline)
+        self.pipeline.ahead.plan(wanted)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Samples:
+    """The samples of a chunk."""
+
+    lines: Lines
+    _records: list[Record] | None = None
+    _wanted: Mapping[int, list[ByteRange]] | None = None
+
+    def records_at(self, places: Collection[int]) -> list[Record]:
+        """Return the records at some places."""
+        if self._records is None and len(places) < len(self.lines):
+            return [self.lines.record(place) for place in places]
+        if self._records is None:
+            self._records = self.lines.records()
+        return [self._records[place] for place in places]
+
+    def wanted(self, pipeline: Pipeline) -> Mapping[int, list[ByteRange]]:
+        """Return the ranges to read, by sample_id."""
+        if self._wanted is None:
+            self._wanted = pipeline.wanted(self.records_at(range(len(self.lines))))
+        return self._wanted
 
 
 def _notify(report: ChunkReport, notice: Notice) -> None:

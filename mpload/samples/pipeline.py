@@ -265,7 +265,7 @@ class Pipeline:
             if (failing := self.ahead.failing()) is not None:  # slowly, so all substitutes are waited for at once
                 all_bad = [record.sample_id, *failing]
                 owners = substitutes_in_turn(all_bad, self.makers.peers_of, seed=seed, epoch=epoch)
-                self.ahead.plan_extra(self._wanted(self.index.records(list(owners))), owners)
+                self.ahead.plan_extra(self.wanted(self.index.records(list(owners))), owners)
             for substitute in self.index.records(candidates):
                 try:
                     return substitute.sample_id, self._make(substitute, self._rng, outs, rooms, store)
@@ -308,6 +308,8 @@ class Pipeline:
     def _read_rest(self, record: Record, ready: Ready) -> list[bytes]:
         """Return the bytes of each source that is needed besides what is ready, and none of the others."""
         assert isinstance(self.maker, ColumnDecoders)
+        if self.ahead.pieces_of(record.sample_id):  # what is ready was read ahead too
+            return self.read(record)
         needed = self.maker.needed_sources(ready)
         wanted = [range_of(record.cells[number]) for number in needed]
         read = self.ahead.measured(lambda: self.opened_storage.read(wanted)) if wanted else []
@@ -316,9 +318,9 @@ class Pipeline:
 
     def plan_ahead(self, records: Iterable[Record]) -> None:
         """Schedule read-ahead of the next samples' sources, in this order, as deep as pays off; cancel all others."""
-        self.ahead.plan(self._wanted(records))
+        self.ahead.plan(self.wanted(records))
 
-    def _wanted(self, records: Iterable[Record]) -> dict[int, list[ByteRange]]:
+    def wanted(self, records: Iterable[Record]) -> dict[int, list[ByteRange]]:
         """Return the ranges of samples that are not in the cache, by sample_id."""
         wanted = {}
         for record in records:

@@ -23,8 +23,11 @@ listing          lists the keys of a bucket in several threads
 roots            paths below one of several roots, for the sources of a mixture
 opening          open_storage: makes the storage that an index needs
 many             reads the ranges of a whole chunk of samples with one native call
+many_ahead       copies the ranges of a whole chunk from what was read ahead
 mapped           maps shards of small samples into memory
 read_ahead       ReadAhead: threads that read samples in advance when the storage is slow
+planned_reads    the samples that are to be read ahead, and the memory that they take
+slow_reads       whether reads are slow
 fetches          one read for read-ahead, and which samples share it
 hedging          makes a read a second time if it is late
 latencies        how long requests have taken lately

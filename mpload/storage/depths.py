@@ -1,5 +1,6 @@
 """How far to read ahead: until no sample waits any more, or as far as requests take long."""
 
+from collections.abc import Callable
 from math import ceil
 
 from mpload.storage.latencies import Latencies
@@ -60,24 +61,19 @@ class DepthByLatency:
 
     Args:
         latencies: the times of the requests.
+        uses: the times in which samples are used.
         max_threads: maximum number of requests in progress at the same time.
     """
 
-    def __init__(self, latencies: Latencies, *, max_threads: int) -> None:
+    def __init__(self, latencies: Latencies, uses: "UseTimes", *, max_threads: int) -> None:
         self._latencies = latencies
         self._max_threads = max_threads
         self._num_since_change = 0
-        self._use_ns = 0.0  # mean time from getting a sample until asking for the next one
+        self._uses = uses
         self.depth = _FIRST_REMOTE_DEPTH
         """Number of samples to read ahead."""
         self.num_threads = min(max_threads, _FIRST_REMOTE_DEPTH)
         """Number of requests in progress at the same time."""
-
-    def used(self, num_ns: int) -> None:
-        """Note the time from getting a sample until asking for the next one."""
-        if self._use_ns:  # a pause, such as for a validation, counts little
-            num_ns = min(num_ns, round(_MAX_RISE * self._use_ns))
-        self._use_ns += (num_ns - self._use_ns) * (_WEIGHT if self._use_ns else 1)
 
     def requested(self, *, is_late: bool) -> None:
         """Note that a sample was requested that had been planned."""
@@ -86,14 +82,53 @@ class DepthByLatency:
         if self.depth > _FIRST_REMOTE_DEPTH and self._num_since_change < _SAMPLES_BETWEEN:
             return
         self._num_since_change = 0
-        latencies = self._latencies
-        if not self._use_ns or not latencies.mean_ns:
+        latencies, use_ns = self._latencies, self._uses.mean_ns
+        if not use_ns or not latencies.mean_ns:
             return
-        most_ns = _CHEAP_THREADS * self._use_ns
+        most_ns = _CHEAP_THREADS * use_ns
         latency_ns = max(latencies.short_ns, min(latencies.mean_ns, most_ns))
-        self.num_threads = min(self._max_threads, _SPARE_THREADS + ceil(_THREAD_FACTOR * latency_ns / self._use_ns))
+        self.num_threads = min(self._max_threads, _SPARE_THREADS + ceil(_THREAD_FACTOR * latency_ns / use_ns))
         late_ns = min(latencies.any_late_ns, max(_LEAST_SPARE_NS, latency_ns))
-        self.depth = min(_MAX_DEPTH, _SPARE_SAMPLES + ceil((latency_ns + late_ns) / self._use_ns))
+        self.depth = min(_MAX_DEPTH, _SPARE_SAMPLES + ceil((latency_ns + late_ns) / use_ns))
+
+
+class UseTimes:
+    """How long samples are used, from getting their bytes until asking for more.
+
+    Args:
+        clock_ns: the clock.
+    """
+
+    def __init__(self, clock_ns: Callable[[], int]) -> None:
+        self._clock_ns = clock_ns
+        self.mean_ns = 0.0
+        """Mean time of a sample; 0 before the first ones."""
+        self._since_ns = 0
+        self._spent_ns = 0  # on the samples that were given last
+        self._num_given = 0
+
+    def begun(self) -> None:
+        """Note that bytes are used from now on."""
+        self._since_ns = self._clock_ns()
+
+    def asked(self) -> None:
+        """Note that more bytes are asked for, of further samples or of the same ones."""
+        if self._since_ns:
+            self._spent_ns += self._clock_ns() - self._since_ns
+
+    def given(self, num_samples: int) -> None:
+        """Note that the bytes of so many further samples are given, so the previous ones are no longer used."""
+        if self._num_given:
+            sample_ns = self._spent_ns / self._num_given
+            if self.mean_ns:  # a pause, such as for a validation, counts little
+                sample_ns = min(sample_ns, _MAX_RISE * self.mean_ns)
+            weight = 1 - (1 - _WEIGHT) ** self._num_given if self.mean_ns else 1
+            self.mean_ns += (sample_ns - self.mean_ns) * weight
+        self._spent_ns, self._num_given = 0, num_samples
+
+    def pause(self) -> None:
+        """Forget what is used now: this is another process, or nothing is read ahead any more."""
+        self._since_ns = self._spent_ns = self._num_given = 0
 
 
 Depths = DepthByLatency | DepthByWaits

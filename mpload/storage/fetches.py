@@ -33,6 +33,7 @@ class Fetch:
         "is_begun",
         "is_hedged",
         "is_hedging",
+        "is_timed",
         "item",
         "num_wanting",
         "read_ns",
@@ -54,6 +55,7 @@ class Fetch:
         self.failure: StorageError | None = None  # why no byte can be read, unless that is an outage
         self.began_ns = 0  # when a thread began to read it; 0 before
         self.read_ns = 0  # how long that took; 0 before its end
+        self.is_timed = False  # whether that time has been noted
         self.is_hedged = False  # whether a second request was made, or is about to be
         self.is_hedging = False  # whether that one is in progress
 
@@ -98,9 +100,20 @@ class Fetch:
         return True
 
     @property
+    def is_late(self) -> bool:
+        """Whether the bytes are not there although they are requested now."""
+        return not self.is_begun or self.unfinished.locked()
+
+    @property
     def is_running(self) -> bool:
         """Whether a thread is reading it, which it may be after another thread has brought an answer."""
         return self.is_hedging or (self.began_ns > 0 and not self.read_ns)
+
+    def is_failing_like(self, failed_ns: int, now_ns: int) -> bool:
+        """Whether it has failed, or has already taken half as long as another one that failed."""
+        if not self.began_ns or self.data is not None:
+            return False
+        return self.failure is not None or 2 * (now_ns - self.began_ns) > failed_ns
 
     def fail(self) -> None:
         """Raise the failure of the read, and forget it, since its traceback will refer to the caller."""
@@ -127,13 +140,22 @@ class Fetch:
             self.unfinished.release()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, eq=False)
 class Piece:
     """The place of one of a sample's ranges in a read. A `length_bytes` of None means the whole read."""
 
     fetch: Fetch
     start_bytes: int = 0
     length_bytes: int | None = None
+    is_used: bool = False
+    """Whether the sample is in use. Its ranges no longer count as read ahead."""
+
+    @property
+    def num_bytes(self) -> int:
+        """The number of bytes of the range. That of a whole file is a guess until it has been read."""
+        if self.length_bytes is not None:
+            return self.length_bytes
+        return self.fetch.held_bytes if self.fetch.data is None else len(self.fetch.data)
 
     def part_of(self, data: bytes) -> bytes:
         """Return the bytes of the range, given those of the read."""

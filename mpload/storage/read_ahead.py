@@ -3,20 +3,22 @@
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import takewhile
 from typing import TypeVar, cast
 
 from mpload.errors import ArgumentError, StorageError
-from mpload.storage.depths import DepthByLatency, DepthByWaits, Depths
+from mpload.storage.depths import DepthByLatency, DepthByWaits, Depths, UseTimes
 from mpload.storage.fetches import Fetch, Piece, Read, plan_fetches
 from mpload.storage.hedging import Hedging
 from mpload.storage.latencies import Latencies
-from mpload.storage.many import SLOW_NS, ManyRead
+from mpload.storage.many import ManyRead
+from mpload.storage.planned_reads import PlannedReads
 from mpload.storage.protocols import RemoteReads, Storage
 from mpload.storage.ranges import ByteRange
 from mpload.storage.read_threads import ReadThreads
+from mpload.storage.slow_reads import SlowReads
 from mpload.storage.waits import num_waits_of_thread
 from mpload.units import KIB, MIB
 
@@ -24,8 +26,6 @@ __all__ = ["DEFAULT_AHEAD_BYTES", "ReadAhead"]
 
 DEFAULT_AHEAD_BYTES = 16 * MIB
 
-_SLOW_SHARE = 1 / 8
-_MEMORY_READS = 32
 _FAST_PROBES = 8
 _PROBES_COST_ONE_IN = 100
 _MAX_READ_BYTES = 4 * MIB
@@ -33,6 +33,8 @@ _SPARE_PART = 16
 """One part in so many of `max_bytes` is kept for reads that are made a second time."""
 _GUESSED_FILE_BYTES = 128 * KIB
 _SLOW_FAILURE_NS = 500_000_000
+_KEPT_PART = 4
+"""One part in so many of `max_bytes` may be in use and not yet released."""
 _Read = TypeVar("_Read")
 
 
@@ -75,13 +77,12 @@ class ReadAhead:
         if max_bytes < 1:
             raise ArgumentError(f"max_bytes must be positive, got {max_bytes}")
         self.max_bytes = max_bytes
+        self._max_read_bytes = min(_MAX_READ_BYTES, max(1, max_bytes // 4))
         self._storage = storage
         self.max_parallel_reads: int = getattr(storage, "max_parallel_reads", 1)
         """Maximum number of reads in progress at the same time."""
         self._clock_ns = monotonic_ns
-        self._count_waits = count_waits or num_waits_of_thread
-        self._slow_share = 0.0
-        self._num_watched = _MEMORY_READS  # how many of the next reads to check for waits; a check takes a microsecond
+        self._slow_reads = SlowReads(clock_ns=monotonic_ns, count_waits=count_waits or num_waits_of_thread)
         self._mean_file_bytes = float(_GUESSED_FILE_BYTES)
         self._is_possible = self.max_parallel_reads > 1
         self._remote = storage if isinstance(storage, RemoteReads) else None
@@ -91,10 +92,12 @@ class ReadAhead:
         self.was_active = self.is_active
         """Whether `is_active` was ever true."""
         self._latencies = Latencies()
+        self.uses = UseTimes(monotonic_ns)
+        """How long the caller uses samples."""
         self._depths: Depths = (
             DepthByWaits(max_threads=self.max_parallel_reads)
             if self._remote is None
-            else DepthByLatency(self._latencies, max_threads=self.max_parallel_reads)
+            else DepthByLatency(self._latencies, self.uses, max_threads=self.max_parallel_reads)
         )
         self.num_waits = 0
         """Number of samples that were requested before they had been read."""
@@ -106,16 +109,13 @@ class ReadAhead:
         self._hedging = None
         if self._remote is not None:
             self._hedging = Hedging(self._remote, self._threads, self._latencies, self._clock_ns)
-        self._pieces: dict[int, list[Piece]] = {}  # by sample_id, in the order planned
+        self._planned = PlannedReads(self._latencies, self._clock_ns)
+        self._pieces = self._planned.pieces
         self._queue: deque[Fetch] = deque()  # reads that have not begun
-        self._held_bytes = 0
-        self._num_ahead = 0  # ranges whose read has begun and that have not been requested yet
         self._extra: dict[int, int] = {}  # samples of `plan_extra`, each with the sample that it is read for
-        self._failed_ns = 0  # how long the latest read took that failed
-        self._returned_ns = 0  # when `read` last returned
-        self._num_fast_probes = 0
+        self.uses.pause()
+        self._failed_ns = self._num_fast_probes = self._next_probe_ns = 0  # the first is the time of the latest failure
         self._probe: int | None = None  # the sample that is left to be read when it is requested
-        self._next_probe_ns = 0
 
     @property
     def depth(self) -> int:
@@ -139,8 +139,7 @@ class ReadAhead:
         if not self.is_active:
             return
         self._extra = {each: owner for each, owner in self._extra.items() if owner in wanted and each not in wanted}
-        for sample_id in [known for known in self._pieces if known not in wanted and known not in self._extra]:
-            self._release(self._pieces.pop(sample_id))
+        self._planned.release([known for known in self._pieces if known not in wanted and known not in self._extra])
         if self._probe not in wanted:
             self._probe = None
         fresh = {sample_id: ranges for sample_id, ranges in wanted.items() if sample_id not in self._pieces}
@@ -170,13 +169,9 @@ class ReadAhead:
         return [
             sample_id
             for sample_id, pieces in self._pieces.items()
-            if sample_id not in self._extra and any(self._is_failing(piece.fetch) for piece in pieces)
+            if sample_id not in self._extra
+            and any(piece.fetch.is_failing_like(self._failed_ns, self._clock_ns()) for piece in pieces)
         ]
-
-    def _is_failing(self, fetch: Fetch) -> bool:
-        if not fetch.began_ns or fetch.data is not None:
-            return False
-        return fetch.failure is not None or 2 * (self._clock_ns() - fetch.began_ns) > self._failed_ns
 
     def plan_extra(self, wanted: Mapping[int, Sequence[ByteRange]], owners: Mapping[int, int]) -> None:
         """Read these samples ahead too, whatever the depth. Reads that have not begun come after them.
@@ -196,8 +191,8 @@ class ReadAhead:
         if not self.is_active:
             return self.measured(lambda: self._storage.read(ranges))
         self._check_process()
-        if isinstance(self._depths, DepthByLatency) and self._returned_ns:
-            self._depths.used(self._clock_ns() - self._returned_ns)
+        self.uses.asked()
+        self.uses.given(1)
         pieces = self._pieces.pop(sample_id, None)
         start_ns = self._clock_ns()
         try:
@@ -212,61 +207,97 @@ class ReadAhead:
             self._failed_ns = max(self._clock_ns() - start_ns, *(piece.fetch.read_ns for piece in pieces or ()), 0)
             raise
         finally:
-            self._returned_ns = self._clock_ns()
+            self.uses.begun()
         self._begin()
         return found
 
     def _collect(self, pieces: Sequence[Piece]) -> list[bytes] | None:
         """Wait for the reads of a sample. Return None if one of them has not begun or has failed."""
-        is_late = any(not piece.fetch.is_begun or piece.fetch.unfinished.locked() for piece in pieces)
-        self.num_waits += is_late
-        self._depths.requested(is_late=is_late)
+        self._requested(is_late=any(piece.fetch.is_late for piece in pieces))
         try:
             parts = [self._bytes_of(piece) for piece in pieces]
         finally:
-            self._release(pieces)
-        for piece, part in zip(pieces, parts, strict=True):
+            self._planned.release_pieces(pieces)
+        self._note_sizes((piece, part) for piece, part in zip(pieces, parts, strict=True) if not piece.is_used)
+        return None if None in parts else cast("list[bytes]", parts)
+
+    def _note_sizes(self, parts: Iterable[tuple[Piece, bytes | None]]) -> None:
+        for piece, part in parts:
             if piece.length_bytes is None and part is not None:
                 self._mean_file_bytes += (len(part) - self._mean_file_bytes) / 16
-        return None if None in parts else cast("list[bytes]", parts)
+
+    def _requested(self, *, is_late: bool) -> None:
+        self.num_waits += is_late
+        self._depths.requested(is_late=is_late)
 
     def _bytes_of(self, piece: Piece) -> bytes | None:
         fetch = piece.fetch
-        if not fetch.is_begun:
-            return None
-        # No time limit: a hanging read would hang this sample anyway, and the worker's sample timeout ends it.
+        if fetch.is_begun:
+            self.wait_for(fetch)
+        if self._hedging is not None and fetch.data is None and fetch.sample_id is not None:
+            fetch.fail()
+        return None if fetch.data is None else piece.part_of(fetch.data)
+
+    def wait_for(self, fetch: Fetch) -> None:
+        """Wait for the end of a read, which begins now if it has not. It does not if there is no room.
+
+        There is no time limit: a hanging read would hang its sample anyway, and the worker's sample timeout ends it.
+        """
+        if not fetch.is_begun and not self._begin_one(fetch, self._usable_bytes):
+            return
         if self._hedging is None:
             fetch.perform(self._read_one, self._clock_ns)  # in this thread, if no other has started it
             fetch.wait()
         else:
             self._hedging.wait(fetch, self._room_bytes)
-            if fetch.data is None and fetch.sample_id is not None:
-                fetch.fail()
-        return None if fetch.data is None else piece.part_of(fetch.data)
+
+    def pieces_of(self, sample_id: int) -> Sequence[Piece]:
+        """Return where the ranges of a sample are among the reads; nothing if they are not read ahead."""
+        return self._pieces.get(sample_id, ())
+
+    @property
+    def usable_bytes(self) -> int:
+        """How many more bytes may be in use until some are released, so that there is room to read others ahead."""
+        return self.max_bytes // _KEPT_PART - self._planned.kept_bytes
+
+    def use(self, taken: Mapping[int, Piece], *, is_late: bool) -> None:
+        """Note that ranges are used, by sample_id, and begin other reads. They are kept until `release`, or for `read`.
+
+        `is_late` says whether the first one was not there when it was requested.
+        """
+        self._note_sizes((piece, piece.fetch.data) for piece in taken.values())
+        if num_samples := sum(map(self._planned.use, taken)):
+            for number in range(num_samples):
+                self._requested(is_late=is_late and not number)
+            self.uses.given(num_samples)
+        self._begin()
+        self.uses.begun()
+
+    def release(self, sample_ids: Iterable[int]) -> None:
+        """Let go of the bytes of samples that were made, and begin other reads in their place."""
+        self._planned.release(sample_ids)
+        self._planned.kept_bytes = 0
+        self._begin()
 
     @property
     def _room_bytes(self) -> int:
         """How much of `max_bytes` is left."""
-        hedged = () if self._hedging is None else self._hedging.running
-        return self.max_bytes - self._held_bytes - sum(fetch.held_bytes for fetch in hedged)
+        hedged_bytes = 0 if self._hedging is None else sum(fetch.held_bytes for fetch in self._hedging.running)
+        return self.max_bytes - self._planned.held_bytes - hedged_bytes
 
     @property
     def _usable_bytes(self) -> int:
         """How much of `max_bytes` is left for reads that have not begun."""
         return self._room_bytes - (0 if self._hedging is None else self.max_bytes // _SPARE_PART)
 
-    @property
-    def _max_read_bytes(self) -> int:
-        return min(_MAX_READ_BYTES, max(1, self.max_bytes // 4))
-
     def _begin(self) -> None:
         """Pass reads to the threads, as far as `depth` and `max_bytes` allow, and hedge those that are late."""
         if self._hedging is not None:
             self._hedging.check(self._room_bytes)
         room_bytes = self._usable_bytes
-        while self._queue and self._num_ahead < self.depth:
+        while self._queue and self._planned.num_ahead < self.depth:
             fetch = self._queue[0]
-            if fetch.num_wanting and not self._is_left_as_probe(fetch):
+            if fetch.num_wanting and not fetch.is_begun and not self._is_left_as_probe(fetch):
                 if not self._begin_one(fetch, room_bytes):
                     return
                 room_bytes -= fetch.held_bytes
@@ -276,13 +307,10 @@ class ReadAhead:
         """Pass a read to the threads. Return False if there is no room or no thread."""
         num_bytes = fetch.item.length_bytes
         num_bytes = round(self._mean_file_bytes) if num_bytes is None else num_bytes
-        if (self._held_bytes and num_bytes > room_bytes) or not self._has_thread():
+        if (self._planned.held_bytes and num_bytes > room_bytes) or not self._has_thread():
             return False
-        fetch.begin()
+        self._planned.begin(fetch, num_bytes)
         self._threads.put(partial(fetch.perform, self._read_one, self._clock_ns))
-        fetch.held_bytes = num_bytes
-        self._held_bytes += num_bytes
-        self._num_ahead += fetch.num_wanting
         if self._hedging is not None:
             self._hedging.begun(fetch)
         return True
@@ -313,26 +341,15 @@ class ReadAhead:
 
     def measured(self, read: Callable[[], _Read]) -> _Read:
         """Call `read`, measure it, and return its result. Use it for reads of samples that were not read ahead."""
-        is_watched = self.is_active or self._num_watched > 0
-        num_waits = self._count_waits() if is_watched else 0
-        start_ns = self._clock_ns()
-        data = read()
-        read_ns = self._clock_ns() - start_ns
-        self._num_watched = _MEMORY_READS if read_ns > SLOW_NS else self._num_watched - 1
-        if is_watched:
-            self._judge(read_ns, has_waited=self._count_waits() > num_waits)
+        data, read_ns, is_slow = self._slow_reads.watch(read, always=self.is_active)
+        if is_slow is not None:
+            self._judge(read_ns, is_slow=is_slow)
         return data
 
     def measured_many(self, read: Callable[[], ManyRead]) -> ManyRead:
         """Call `read`, which makes many reads, judge by the slow ones whether reads are slow, and return its result."""
-        num_waits = self._count_waits()
-        result = read()
-        num_slow = min(result.num_slow, self._count_waits() - num_waits)
-        num_reads = len(result.lengths)
-        if num_reads:
-            weight = 1 - (1 - 1 / _MEMORY_READS) ** num_reads
-            self._slow_share += (num_slow / num_reads - self._slow_share) * weight
-        if num_slow and self._slow_share > _SLOW_SHARE:
+        result, are_slow = self._slow_reads.watch_many(read)
+        if are_slow:
             self._activate()
         return result
 
@@ -340,15 +357,10 @@ class ReadAhead:
         self.is_active, self._num_fast_probes = self._is_possible, 0
         self.was_active = self.was_active or self.is_active
 
-    def _judge(self, read_ns: int, *, has_waited: bool) -> None:
-        """Decide whether reads are slow, from one that was not read ahead.
-
-        A read during which this thread never waited is not slow. If cores are scarce, other processes ran meanwhile.
-        """
-        is_slow = has_waited and read_ns > SLOW_NS
+    def _judge(self, read_ns: int, *, is_slow: bool) -> None:
+        """Decide whether reads are slow, from one that was not read ahead."""
         if not self.is_active:
-            self._slow_share += (is_slow - self._slow_share) / _MEMORY_READS
-            if is_slow and self._slow_share > _SLOW_SHARE:
+            if self._slow_reads.are_usual(is_slow=is_slow):
                 self._activate()
             return
         if self._remote is not None:
@@ -356,7 +368,8 @@ class ReadAhead:
         self._next_probe_ns = self._clock_ns() + _PROBES_COST_ONE_IN * read_ns
         self._num_fast_probes = 0 if is_slow else self._num_fast_probes + 1
         if self._num_fast_probes >= _FAST_PROBES:
-            self.is_active, self._slow_share = False, 0.0
+            self.is_active = False
+            self._slow_reads.forget()
             self._restart()
 
     def _is_left_as_probe(self, fetch: Fetch) -> bool:
@@ -372,20 +385,8 @@ class ReadAhead:
         if any(piece.fetch.is_begun for piece in pieces):  # the disk may have loaded this one along with it
             return False
         self._probe = fetch.sample_id
-        self._release(self._pieces.pop(fetch.sample_id))
+        self._planned.release([fetch.sample_id])
         return True
-
-    def _release(self, pieces: Sequence[Piece]) -> None:
-        for piece in pieces:
-            fetch = piece.fetch
-            fetch.num_wanting -= 1
-            if fetch.is_begun:
-                self._num_ahead -= 1
-                if not fetch.num_wanting:
-                    self._held_bytes -= fetch.held_bytes
-                    if fetch.data is not None and self._remote is not None:
-                        self._latencies.add(fetch.read_ns or self._clock_ns() - fetch.began_ns, fetch.item.length_bytes)
-                    fetch.drop()
 
     def _check_process(self) -> None:
         if self._pid != os.getpid():

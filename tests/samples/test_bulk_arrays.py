@@ -62,7 +62,9 @@ def test_rows_are_the_same_as_rows_made_one_by_one(
     chosen = dataset(folder, decode, cells, on_error=ErrorPolicy(action=action))
     worker = OneWorker(chosen)
     assert worker.work._bulk is not None
-    assert made(worker, chunk_samples) == made(OneWorker(chosen).without_bulk(), chunk_samples)
+    one_by_one = made(OneWorker(chosen).without_bulk(), chunk_samples)
+    assert made(worker, chunk_samples) == one_by_one
+    assert made(OneWorker(chosen, is_far=True), chunk_samples) == one_by_one
 
 
 @settings(max_examples=30)

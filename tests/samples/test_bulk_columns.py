@@ -119,16 +119,17 @@ def plain(value: Any) -> Any:
     return (value.shape, value.dtype, value.tobytes()) if is_array else repr(value)  # JSON may hold NaNs
 
 
+@pytest.mark.parametrize("is_far", [False, True])
 @pytest.mark.parametrize(
     ("name", "action"), [*itertools.product(DECODERS, ["skip"]), ("image, mask, boxes", "substitute")]
 )
-def test_chunks_are_the_same_as_samples_made_one_by_one(index: Path, name: str, action: str) -> None:
-    worker = OneWorker(dataset(index, DECODERS[name], on_error=action))
+def test_chunks_are_the_same_as_samples_made_one_by_one(index: Path, name: str, action: str, is_far: bool) -> None:
+    worker = OneWorker(dataset(index, DECODERS[name], on_error=action), is_far=is_far, outage_every=9)
     assert worker.work._bulk is not None
     found = [made(worker, NUM_SAMPLES)]
     worker.work.open(0)  # else chunks that were mostly declined are followed by some that are not tried
     found.append(made(worker, 5))
-    values, failures = made(worker.without_bulk(), 16)
+    values, failures = made(OneWorker(dataset(index, DECODERS[name], on_error=action)).without_bulk(), 16)
     assert found == [(values, failures)] * 2
     assert 3 < len(failures) < NUM_SAMPLES - 5
     assert all(cause.startswith("column '") for _, cause, _ in failures)
@@ -136,9 +137,10 @@ def test_chunks_are_the_same_as_samples_made_one_by_one(index: Path, name: str, 
 
 @pytest.mark.skipif(not (many_masks.NATIVE and bulk_boxes.NATIVE), reason="a native module is not built")
 @pytest.mark.parametrize("name", ["image, mask, boxes", "the image comes last"])
-def test_plain_samples_are_never_made_one_by_one(index: Path, name: str) -> None:
+@pytest.mark.parametrize("is_far", [False, True])
+def test_plain_samples_are_never_made_one_by_one(index: Path, name: str, is_far: bool) -> None:
     chosen = dataset(index.with_name("plain.txt"), DECODERS[name])
-    worker = OneWorker(chosen)
+    worker = OneWorker(chosen, is_far=is_far)
     worker.work._fill_one_by_one = None  # type: ignore[method-assign,assignment]
     values, failures = made(worker, 5)
     assert (values, failures) == (made(OneWorker(chosen).without_bulk(), 5)[0], [])

@@ -12,6 +12,7 @@ from mpload import ErrorPolicy, MPDataset, MPLoader, RandomResizedCrop, ResizeCe
 from mpload.errors import DecodeError, MploadWarning
 from mpload.images.limits import Limits
 from mpload.samples.counts import DECODE_NS, READ_NS
+from mpload.samples.policy import ErrorAction
 from tests.support.chunks import OneWorker
 from tests.support.fuzz_seeds import write_images_of_all_kinds
 from tests.support.native import needs_native
@@ -65,7 +66,13 @@ def test_photos_made_in_bulk_are_those_made_one_by_one(folder: Path, data: st.Da
     chunk_samples = data.draw(st.integers(1, 24))
     worker = OneWorker(chosen)
     assert worker.work._bulk is not None
-    assert made(worker, chunk_samples) == made(OneWorker(chosen).without_bulk(), chunk_samples)
+    one_by_one = made(OneWorker(chosen).without_bulk(), chunk_samples)
+    assert made(worker, chunk_samples) == one_by_one
+    max_bytes, outage_every = data.draw(st.sampled_from([1, 4096, 1 << 24])), data.draw(st.sampled_from([0, 2, 5]))
+    far = OneWorker(chosen, is_far=True, read_ahead_bytes=max_bytes, outage_every=outage_every)
+    assert made(far, chunk_samples) == one_by_one
+    if policy.action is ErrorAction.SKIP and max_bytes > 4096:
+        assert sorted(item.path for item in far.far.reads) == sorted(names)  # those that fail or are declined too
 
 
 def spans_of(folder: Path) -> list[str]:
@@ -79,11 +86,12 @@ def spans_of(folder: Path) -> list[str]:
 
 @pytest.mark.parametrize("decode", DECODERS[:2] + DECODERS[3:])
 @pytest.mark.parametrize("kind", ["file", "span"])
-def test_plain_photos_are_never_made_one_by_one(folder: Path, decode: Any, kind: str) -> None:
+@pytest.mark.parametrize("is_far", [False, True])
+def test_plain_photos_are_never_made_one_by_one(folder: Path, decode: Any, kind: str, is_far: bool) -> None:
     files = sorted(str(path.relative_to(folder)) for path in folder.glob("plain/*/*"))
     names = files if kind == "file" else spans_of(folder)
     chosen = dataset(folder, names, decode=decode)
-    worker = OneWorker(chosen)
+    worker = OneWorker(chosen, is_far=is_far)
     worker.work._fill_one_by_one = None  # type: ignore[method-assign,assignment]
     report = worker.fill(0, 0, len(names))
     assert not report.failures

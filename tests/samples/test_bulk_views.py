@@ -59,6 +59,8 @@ def test_views_made_in_bulk_are_those_made_one_by_one(folder: Path, data: st.Dat
     worker = OneWorker(chosen)
     assert worker.work._bulk is not None
     in_bulk = made(worker, len(names), chunk_samples)
+    far = OneWorker(chosen, is_far=True, outage_every=data.draw(st.sampled_from([0, 2])))
+    assert made(far, len(names), chunk_samples) == in_bulk
     assert in_bulk == made(worker.without_bulk(), len(names), chunk_samples)
 
 

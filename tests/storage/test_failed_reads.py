@@ -115,7 +115,7 @@ def test_what_is_read_in_place_of_a_sample_is_dropped_with_it() -> None:
     assert ahead.read(101, extra[101]) == [FILES["101"]]
     ahead.plan({})
     assert wait_until(lambda: ahead._hedging is not None and not ahead._hedging.running)
-    assert (ahead._held_bytes, ahead._num_ahead, ahead._pieces, ahead._extra) == (0, 0, {}, {})
+    assert (ahead._planned.held_bytes, ahead._planned.num_ahead, ahead._pieces, ahead._extra) == (0, 0, {}, {})
 
 
 def test_substitutes_are_read_in_the_order_in_which_they_will_be_tried() -> None:

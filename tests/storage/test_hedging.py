@@ -208,7 +208,7 @@ def test_a_lost_answer_releases_its_memory_when_it_comes() -> None:
         assert [fetch.item.path for fetch in ahead._hedging.running] == ["300"]
         storage.answer_late.set()
         assert wait_until(lambda: ahead._hedging is not None and not ahead._hedging.running)
-    assert (ahead._held_bytes, ahead._num_ahead, ahead._room_bytes) == (0, 0, ahead.max_bytes)
+    assert (ahead._planned.held_bytes, ahead._planned.num_ahead, ahead._room_bytes) == (0, 0, ahead.max_bytes)
 
 
 @pytest.mark.processes

@@ -62,7 +62,7 @@ def test_bytes_that_are_read_ahead_are_the_right_ones(
             if not skips[number % len(skips)]:  # a planned sample may never be requested
                 assert ahead.read(sample_id, wanted[sample_id]) == [storage._one(item) for item in wanted[sample_id]]
     ahead.plan({})
-    assert (ahead._held_bytes, ahead._num_ahead, len(ahead._pieces)) == (0, 0, 0)
+    assert (ahead._planned.held_bytes, ahead._planned.num_ahead, len(ahead._pieces)) == (0, 0, 0)
 
 
 def test_neighbouring_spans_share_a_read_and_distant_ones_do_not() -> None:

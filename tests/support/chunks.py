@@ -16,18 +16,27 @@ from mpload.transport.messages import Failure
 from mpload.transport.ring import SlotRing
 from mpload.transport.slots import SlotLayout
 from mpload.transport.worker import ChunkReport, _fill
+from tests.support.late_storages import FarFiles
 
 __all__ = ["OneWorker"]
 
 
 class OneWorker:
-    """One worker without a process of its own, and one slot for its batches."""
+    """One worker without a process of its own, and one slot for its batches.
 
-    def __init__(self, dataset: MPDataset) -> None:
+    With `is_far`, files are behind a network, so they are read ahead.
+    """
+
+    def __init__(
+        self, dataset: MPDataset, *, is_far: bool = False, read_ahead_bytes: int = 1 << 24, outage_every: int = 0
+    ) -> None:
         self.source = IndexSource(dataset._runs)
         layout = SlotLayout(num_samples=self.source.batch_size, fields=self.source.prepare())
         self._ring = SlotRing(num_slots=1, layout=layout)
-        self.work = self.source.sample_work(read_ahead_bytes=1 << 24, decode_bytes=1 << 26)
+        self.work = self.source.sample_work(read_ahead_bytes=read_ahead_bytes, decode_bytes=1 << 26)
+        if is_far:
+            pipeline = self.work.pipeline
+            pipeline.opened_storage = self.far = FarFiles(pipeline.opened_storage, outage_every=outage_every)
         self.work.open(0)
         self.arrays = self._ring.views(0)
         weakref.finalize(self, self._ring.close)

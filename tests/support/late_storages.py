@@ -1,14 +1,17 @@
 """A storage behind a network, of which a few answers come very late, and how tests read from it."""
 
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
+from zlib import crc32
 
-from mpload.errors import StorageError
+from mpload.errors import OutageError, StorageError
+from mpload.storage.protocols import Storage
 from mpload.storage.ranges import ByteRange
 from mpload.storage.read_ahead import ReadAhead
 from tests.support.storages import FILE, SLOW_SECONDS, SlowMemory
 
-__all__ = ["FILES", "NUM_FILES", "LateMemory", "late_every", "read_in_order"]
+__all__ = ["FILES", "NUM_FILES", "FarFiles", "LateMemory", "late_every", "read_in_order"]
 
 NUM_FILES = 400
 FILES = {str(number): FILE[number : 2 * number + 1] for number in range(NUM_FILES)}
@@ -41,6 +44,39 @@ class LateMemory(SlowMemory):
 
     def may_read_again(self, item: ByteRange) -> bool:
         return self.is_calm
+
+
+class FarFiles:
+    """The files of another storage, behind a network. Answers come in another order than requests.
+
+    The first request for every `outage_every`-th path meets an outage.
+    """
+
+    max_parallel_reads = 8
+
+    def __init__(self, storage: Storage, *, outage_every: int = 0) -> None:
+        self.storage = storage
+        self.outage_every = outage_every
+        self.reads: list[ByteRange] = []
+        self.outages: set[str] = set()
+
+    def read(self, ranges: Sequence[ByteRange]) -> list[bytes]:
+        self.reads.extend(ranges)
+        return self.storage.read(ranges)
+
+    def read_wanted(self, item: ByteRange, is_wanted: Callable[[], bool]) -> bytes:
+        number = crc32(item.path.encode())
+        if self.outage_every and not number % self.outage_every and item.path not in self.outages:
+            self.outages.add(item.path)
+            raise OutageError(f"{item.path}: the server does not answer")
+        time.sleep(number % 4 * SLOW_SECONDS)
+        return self.read([item])[0]
+
+    def read_again(self, item: ByteRange) -> bytes:
+        return self.read([item])[0]
+
+    def may_read_again(self, item: ByteRange) -> bool:
+        return False
 
 
 def late_every(number: int) -> LateMemory:
