@@ -88,7 +88,12 @@ class Asking:
         self._digest = description.digest
         self._notify = notify
         self._tls = tls_for(servers)
-        self._choice = Choice(len(servers.urls), first=worker, jitter=random.Random().random)
+        self._choice = Choice(
+            len(servers.urls),
+            first=worker,
+            jitter=random.Random().random,
+            longest_pause_seconds=servers.longest_pause_seconds,
+        )
         self._idle: list[list[Connection]] = [[] for _ in servers.urls]
         self._latencies = [Latencies() for _ in servers.urls]
         self._answered_at = [float("-inf")] * len(servers.urls)

@@ -31,12 +31,21 @@ class Choice:
         num_servers: number of servers.
         first: the server that comes first, so that the workers begin with different ones.
         jitter: returns a random number in [0, 1), so that the workers do not return to a server all at once.
+        longest_pause_seconds: upper limit of a pause, without its jitter.
     """
 
-    def __init__(self, num_servers: int, *, first: int, jitter: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        num_servers: int,
+        *,
+        first: int,
+        jitter: Callable[[], float],
+        longest_pause_seconds: float = LONGEST_PAUSE_SECONDS,
+    ) -> None:
         self._servers = [_Server() for _ in range(num_servers)]
         self._turn = first % num_servers
         self._jitter = jitter
+        self._longest_seconds = longest_pause_seconds
 
     def pick(self, now: float, *, without: Collection[int] = ()) -> int | None:
         """Return the number of the server to ask, and count the request; None if none may be asked now."""
@@ -75,7 +84,7 @@ class Choice:
         server.problem = problem
         if now < server.resumes_at:
             return not had_failed  # an older request has failed too: the same failure
-        server.pause_seconds = min(LONGEST_PAUSE_SECONDS, max(SHORTEST_PAUSE_SECONDS, 2 * server.pause_seconds))
+        server.pause_seconds = min(self._longest_seconds, max(SHORTEST_PAUSE_SECONDS, 2 * server.pause_seconds))
         server.resumes_at = now + server.pause_seconds * (1 + self._jitter() / 2)
         return not had_failed
 
@@ -83,7 +92,7 @@ class Choice:
         """Note that a server wants no requests for so long. That is no failure."""
         server = self._servers[number]
         server.problem = f"is busy, and asks to be left alone for {seconds:g} s"
-        server.resumes_at = max(server.resumes_at, now + min(seconds, LONGEST_PAUSE_SECONDS))
+        server.resumes_at = max(server.resumes_at, now + min(seconds, self._longest_seconds))
 
     def seconds_until_ready(self, now: float) -> float:
         """Return how long no server may be asked; 0 if one may be asked now."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal, get_args
 from urllib.parse import urlsplit
 
+from mpload.client.choice import LONGEST_PAUSE_SECONDS
 from mpload.errors import ArgumentError
 from mpload.transport.batches import PoolOptions
 
@@ -56,6 +57,12 @@ class Servers:
     def longest_seconds(self) -> float:
         """The longest time that a worker spends on a request without a sign of life."""
         return self.connect_timeout_seconds + self.request_timeout_seconds
+
+    @property
+    def longest_pause_seconds(self) -> float:
+        """How long a failing server is left out at most: never so long that a waiting worker would not ask it again."""
+        is_awaited = self.fallback == "raise"
+        return min(LONGEST_PAUSE_SECONDS, self.retry_seconds / 4) if is_awaited else LONGEST_PAUSE_SECONDS
 
 
 def servers_of(

@@ -5,6 +5,7 @@ import errno
 import ipaddress
 import os
 import signal
+import socket
 import ssl
 import threading
 import warnings
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
 __all__ = ["serve"]
 
+_ALL_ADDRESSES = frozenset({"0.0.0.0", "::"})  # noqa: S104  these mean all
 _MAX_SLOTS = 512
 _USUAL_SAMPLES = 16
 """Samples of a request, as loaders usually ask for them."""
@@ -49,7 +51,8 @@ class _Address:
     @property
     def url(self) -> str:
         scheme = "http" if self.context is None else "https"
-        host = f"[{self.host}]" if ":" in self.host else self.host
+        host = socket.gethostname() if self.host in _ALL_ADDRESSES else self.host
+        host = f"[{host}]" if ":" in host else host
         return f"{scheme}://{host}:{self.port}"
 
 

@@ -8,6 +8,7 @@ import sys
 from contextlib import ExitStack, closing
 from http.client import HTTPConnection
 from pathlib import Path
+from socket import gethostname
 from urllib.parse import urlsplit
 
 import psutil
@@ -47,7 +48,7 @@ def test_a_server_prints_its_url_serves_a_dataset_of_a_module_and_ends_when_aske
     with subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         line = server.stdout.readline()
-        found = re.fullmatch(r"serving mydata:dataset at (http://0\.0\.0\.0:\d+)\n", line)
+        found = re.fullmatch(rf"serving mydata:dataset at (http://{re.escape(gethostname())}:\d+)\n", line)
         assert found, line
         headers = {"Authorization": "Bearer secret"}
         with closing(HTTPConnection("127.0.0.1", urlsplit(found[1]).port, timeout=_SECONDS)) as client:

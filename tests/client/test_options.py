@@ -85,3 +85,9 @@ def test_servers_for_a_dataset_of_the_users_own_are_refused() -> None:
     loader: Any = MPLoader
     with pytest.raises(ArgumentError, match="servers make the samples of an MPDataset only"):
         loader(list(range(8)), servers=[URL], num_workers=1)
+
+
+def test_a_server_is_asked_several_times_while_a_worker_waits_for_it() -> None:
+    assert Servers(urls=["http://a:1"], fallback="raise", retry_seconds=8.0).longest_pause_seconds == 2.0
+    assert Servers(urls=["http://a:1"], fallback="raise", retry_seconds=1e6).longest_pause_seconds == 30.0
+    assert Servers(urls=["http://a:1"], retry_seconds=8.0).longest_pause_seconds == 30.0
