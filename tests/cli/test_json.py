@@ -75,12 +75,12 @@ def commands(group: Any, name: str = "") -> Iterator[tuple[str, Any]]:
             yield full, command
 
 
-def test_every_command_except_the_demo_has_the_option() -> None:
+def test_every_command_except_the_demo_and_the_server_has_the_option() -> None:
     all_commands = dict(commands(typer.main.get_command(app)))
     with_option = {
         name for name, command in all_commands.items() if any("--json" in param.opts for param in command.params)
     }
-    assert with_option == REPORTING == all_commands.keys() - {"demo"}
+    assert with_option == REPORTING == all_commands.keys() - {"demo", "serve"}
 
 
 def test_the_facts_about_an_index_are_one_document(index: Path, tmp_path: Path) -> None:

@@ -117,7 +117,7 @@ def test_all_servers_gone_is_an_error_that_names_them_and_blames_no_sample(
     report = tmp_path / "report"
     policy = ErrorPolicy(action=on_error, report=report)
     first, second = unused_url(), unused_url()
-    options: dict[str, Any] = {"fallback": "raise", "retry_seconds": 1.0, "on_error": policy}
+    options: dict[str, Any] = {"fallback": "raise", "retry_seconds": 2.0, "on_error": policy}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", MploadWarning)
         with loading(folder, first, second, **options) as loader:

@@ -160,7 +160,7 @@ def test_a_real_loader_gives_each_piece_of_advice_once() -> None:
 @pytest.mark.processes
 @pytest.mark.skipif(sys.platform != "linux", reason="worker pools need Linux")
 def test_advice_names_the_line_of_the_users_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mpload.loader.loader._ADVICE_SECONDS", 0.5)
+    monkeypatch.setattr("mpload.loader.loader.ADVICE_SECONDS", 0.5)
     with (
         MPLoader(Sleeping(400), batch_size=5, num_workers=2, topology=Topology()) as loader,
         warnings.catch_warnings(record=True) as found,

@@ -31,8 +31,8 @@ _SECONDS = 60
 
 
 @contextmanager
-def running_server(dataset: MPDataset[Any], **options: Any) -> Iterator[str]:
-    """Start a server, yield its URL, and stop it at the end."""
+def running_server(dataset: MPDataset[Any], *, ends_by_itself: bool = False, **options: Any) -> Iterator[str]:
+    """Start a server, yield its URL, and at the end stop it, or wait until it has ended by itself."""
     found: dict[str, Any] = {}
     ready = threading.Event()
 
@@ -55,7 +55,7 @@ def running_server(dataset: MPDataset[Any], **options: Any) -> Iterator[str]:
         if "url" in found:
             yield found["url"]
     finally:
-        if "url" in found:
+        if "url" in found and not ends_by_itself:
             with suppress(RuntimeError):  # it has ended by itself
                 found["loop"].call_soon_threadsafe(found["task"].cancel)
         thread.join(_SECONDS)
