@@ -45,7 +45,9 @@ def test_a_server_prints_its_url_serves_a_dataset_of_a_module_and_ends_when_aske
     (tmp_path / "mydata.py").write_text(_MODULE)
     command = [sys.executable, "-m", "mpload", "serve", "mydata:dataset", "--port", "0", "--workers", "2"]
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "MPLOAD_TOKEN": "secret"}
-    with subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True) as server:
+    with subprocess.Popen(
+        command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as server:
         assert server.stdout is not None
         line = server.stdout.readline()
         found = re.fullmatch(rf"serving mydata:dataset at (http://{re.escape(gethostname())}:\d+)\n", line)
