@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from mpload.client.choice import Choice
 from mpload.client.connection import Busy, Connection, OtherDataset, Refused, RequestError, tls_for
-from mpload.client.options import Servers
+from mpload.client.options import Servers, longest_pause_of
 from mpload.client.protocol import AnswerHead, Description
 from mpload.client.refusals import differences
 from mpload.errors import ServerError
@@ -92,7 +92,7 @@ class Asking:
             len(servers.urls),
             first=worker,
             jitter=random.Random().random,
-            longest_pause_seconds=servers.longest_pause_seconds,
+            longest_pause_seconds=longest_pause_of(servers),
         )
         self._idle: list[list[Connection]] = [[] for _ in servers.urls]
         self._latencies = [Latencies() for _ in servers.urls]

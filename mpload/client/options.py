@@ -10,7 +10,7 @@ from mpload.client.choice import LONGEST_PAUSE_SECONDS
 from mpload.errors import ArgumentError
 from mpload.transport.batches import PoolOptions
 
-__all__ = ["Fallback", "Servers", "servers_of"]
+__all__ = ["Fallback", "Servers", "longest_pause_of", "servers_of"]
 
 Fallback = Literal["local", "raise"]
 
@@ -58,11 +58,11 @@ class Servers:
         """The longest time that a worker spends on a request without a sign of life."""
         return self.connect_timeout_seconds + self.request_timeout_seconds
 
-    @property
-    def longest_pause_seconds(self) -> float:
-        """How long a failing server is left out at most: never so long that a waiting worker would not ask it again."""
-        is_awaited = self.fallback == "raise"
-        return min(LONGEST_PAUSE_SECONDS, self.retry_seconds / 4) if is_awaited else LONGEST_PAUSE_SECONDS
+
+def longest_pause_of(servers: Servers) -> float:
+    """Return for how long a failing server is left out at most: a worker that waits for it asks it several times."""
+    is_awaited = servers.fallback == "raise"
+    return min(LONGEST_PAUSE_SECONDS, servers.retry_seconds / 4) if is_awaited else LONGEST_PAUSE_SECONDS
 
 
 def servers_of(
