@@ -19,8 +19,7 @@ OnCluster = Annotated[
     _ClusterKind | None,
     typer.Option(
         "--on",
-        help="Do the work on the nodes of a Ray cluster: the one at RAY_ADDRESS=HOST:PORT, or else the one that this "
-        "machine is a node of, or else a new one of this machine alone.",
+        help="Do the work on a Ray cluster: that at RAY_ADDRESS, or that of this machine.",
     ),
 ]
 
