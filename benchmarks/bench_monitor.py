@@ -7,7 +7,7 @@ In case `idle` the processes sleep. In `busy` they change their memory all the t
 addition a process starts ten times per second. `fresh_percent` is the percentage of figures that were read anew instead
 of kept from the previous reading. Records: benchmarks/records/monitor.jsonl.
 
-The statistics are held against a clock around `next()`. Three writers are attached, one of which takes 30 ms each time.
+The statistics are compared with a clock around `next()`. Three writers are attached. One of them takes 30 ms each time.
 `waits` and `computes` say what a sample does; with `slow_loop` the training step takes longer than a batch. The record
 is of the median of the turns by the error of the waiting. Records: benchmarks/records/statistics.jsonl.
 """

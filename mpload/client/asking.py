@@ -75,7 +75,7 @@ class Asking:
         servers: whom to ask.
         description: of the samples that are wanted.
         worker: number of the worker. Each begins with another server.
-        notify: is told when a server fails, and when it is back.
+        notify: called when a server fails, and when it answers again.
 
     Process: each has its own. Connections are made when they are needed.
     """
@@ -103,7 +103,7 @@ class Asking:
         """Requests that were made a second time; the caller may reset it."""
 
     def ask_ahead(self, wanted: Mapping[Piece, Callable[[], bytes]]) -> None:
-        """Keep requests for these pieces open, as far as servers take any, and give up all others.
+        """Keep a request open for each of these pieces if a server is available, and give up all other requests.
 
         The values return the body of a request.
         """

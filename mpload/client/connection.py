@@ -179,7 +179,7 @@ class Connection:
             raise RequestError("closed the connection in the middle of an answer")
 
     def keep(self) -> bool:
-        """End the answer, of which all was read. Return whether the connection can be used again."""
+        """End an answer that was read completely. Return whether the connection can be used again."""
         response, self._response = self._response, None
         assert response is not None
         with suppress(OSError):

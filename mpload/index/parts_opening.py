@@ -158,7 +158,7 @@ class _Building:
         return head, rows
 
     def _opened(self, number: int, done: int) -> tuple[Path, Index | None]:
-        """Open a part, of which the samples count that the list says; None if it has none."""
+        """Open a part, cut to the number of samples that the list gives. Return None if it has no samples."""
         listed, where = self.parts.parts[number], self.parts.where(number)
         try:
             text, part = self.opener.part(self.parts.source_of(number), lambda count: self.progress(done + count))

@@ -1,4 +1,4 @@
-"""Lists a bucket on other machines, each of which lists some ranges of its keys.
+"""Lists a bucket on several machines. Each lists some ranges of its keys.
 
 The ranges begin at folders, which this machine lists first, and each key is in exactly one range. The machines write
 the keys of images as sorted parts into a folder that all of them share, and this machine merges the parts while it

@@ -14,7 +14,7 @@ __all__ = ["Described", "facts_of"]
 
 
 class Described(Protocol):
-    """What is told about an `MPLoader`."""
+    """The attributes of an `MPLoader` that `facts_of` reads."""
 
     _source: "Source"
     _epoch: "Epoch | None"

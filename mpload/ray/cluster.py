@@ -30,7 +30,7 @@ class RayCluster:
     """A Ray cluster whose nodes do the work of `pack_index` and `build_index`: pass it as `on`.
 
     The nodes share a folder with this machine, at the same path, and have the same versions of mpload, Ray and Python.
-    A job that dies with its process or its node is done again. What it writes is the same, whoever does it.
+    If a process or a node dies, its job is done again on another. The files are the same wherever a job runs.
 
     A cluster is used only if it refuses programs without its token (`RAY_AUTH_MODE=token`): an open one runs anyone's
     code on its nodes.

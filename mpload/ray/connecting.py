@@ -157,7 +157,7 @@ def _answer(address: str | None, *, mode: str) -> _Answer:
 
 @contextmanager
 def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Set environment variables, which is how Ray and the processes that it starts are told about tokens."""
+    """Set environment variables. Ray, and the processes that it starts, read the token from them."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:

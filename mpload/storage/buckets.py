@@ -199,7 +199,7 @@ def list_bucket(
     Args:
         url: the URL of the bucket.
         prefix: the beginning of the keys.
-        after: only paths after this text. This and `up_to` take a bucket of which `can_list_ranges` is true.
+        after: only paths after this text. `after` and `up_to` need a bucket with `can_list_ranges`.
         up_to: only paths up to this text, which is included; None means all.
         num_threads: number of threads.
 
