@@ -6,6 +6,7 @@ __all__ = ["RequestFailure", "proxy_failure", "status_failure"]
 
 _TEMPORARY = {408, 425, 429, 500, 502, 503, 504}
 _OVERLOAD = {429, 503}
+_UNSENT = {"connection refused", "host unreachable", "name not resolved", "no connection in time"}
 
 
 class RequestFailure(Exception):  # noqa: N818  it becomes a part of the message of an error, or is retried
@@ -43,6 +44,11 @@ class RequestFailure(Exception):  # noqa: N818  it becomes a part of the message
     def is_missing(self) -> bool:
         """Whether there is no such object."""
         return self.what in {"status 404", "status 410"}
+
+    @property
+    def is_unsent(self) -> bool:
+        """Whether there was no connection, so that the object cannot be to blame."""
+        return self.what in _UNSENT
 
     @property
     def is_answer(self) -> bool:

@@ -251,11 +251,11 @@ class RetryingClient:
             raise refused from None
         message = f"{failure}{note} ({attempts.described(now)}; retry_seconds={self._limits.retry_seconds:g})"
         if attempts.is_outage:
-            others = (
-                "All requests fail in this way"
-                if failure.is_of_server
-                else "The server answers no other request either"
-            )
+            others = "The server answers no other request either"
+            if failure.is_of_server:
+                others = "All requests fail in this way"
+            elif not self._server.is_failing:
+                others = "The server answers only over connections that were made earlier"
             self._outage = f"{message}. {others}, so no sample is skipped"
             self._server.given_up_at = now
             raise OutageError(self._outage) from None

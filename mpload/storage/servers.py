@@ -105,6 +105,8 @@ class Attempts:
     first_of_kind: dict[str, RequestFailure] = field(default_factory=dict)
     num_blames: int = 0
     """Failures while the server answered another request: then the object is to blame."""
+    num_unsent: int = 0
+    """Attempts that failed before the server knew which object was wanted."""
     last: RequestFailure | None = None
     last_failed_at: float = float("-inf")
     previous_failed_at: float = float("-inf")
@@ -121,7 +123,9 @@ class Attempts:
 
     def failed(self, failure: RequestFailure, *, now: float) -> None:
         """Note a failed attempt."""
-        self.num_blames += self.last is not None and self.server.answered_at > self.last_failed_at
+        self.num_unsent += failure.is_unsent
+        has_answered = self.last is not None and self.server.answered_at > self.last_failed_at
+        self.num_blames += has_answered and not failure.is_unsent
         self.last, self.previous_failed_at, self.last_failed_at = failure, self.last_failed_at, now
         self.count[failure.what] += 1
         self.first_of_kind.setdefault(failure.what, failure)
@@ -158,7 +162,8 @@ class Attempts:
             return self.last.is_of_server
         # When an outage begins, answers to earlier requests may still arrive, so an early blame proves nothing.
         has_ceased = self.server.is_failing and self.server.failing_since < self.previous_failed_at
-        return has_ceased or not self.num_blames
+        # A server that shuts down refuses new connections, and still answers over those that it has.
+        return has_ceased or not self.num_blames or 2 * self.num_unsent > self.count.total()
 
     def described(self, now: float) -> str:
         """Return what was tried: `3 attempts in 2.1 s (2 x connection refused, 1 x no answer in time)`."""

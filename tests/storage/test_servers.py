@@ -9,6 +9,7 @@ from mpload.storage.servers import Attempts, Limits, Server
 
 LIMITS = Limits(connect_seconds=10.0, request_seconds=30.0, retry_seconds=90.0)
 RESET = RequestFailure("connection reset")
+REFUSED = RequestFailure("connection refused")
 
 
 def fail(attempts: Attempts, at: float, *, took: float = 0.01, failure: RequestFailure = RESET) -> None:
@@ -82,6 +83,18 @@ def test_an_answer_that_was_under_way_when_an_outage_began_does_not_make_an_obje
     for at in (2.0, 20.0, 80.0):
         fail(attempts, at)
     assert attempts.num_blames == 1
+    assert attempts.is_outage
+
+
+@pytest.mark.parametrize("num_resets", [0, 1, 3])
+def test_an_object_is_not_to_blame_if_no_connection_can_be_made(num_resets: int) -> None:
+    """A server that shuts down answers over the connections that it has."""
+    server = Server()
+    attempts = Attempts.begin(LIMITS, server, now=0.0)
+    for number in range(20):
+        fail(attempts, number + 0.1, failure=RESET if number < num_resets else REFUSED)
+        server.answered(number + 0.2)
+        assert attempts.wait_seconds(number + 0.2) is not None
     assert attempts.is_outage
 
 
