@@ -35,6 +35,10 @@ class SampleWork(PipelineWork):
         # Requests come in any order. With another order, workers would read whole blocks.
         return cls(**{**values, "batching": replace(work.batching, order=Sequential())})
 
+    def unpacked(self, number: BatchNumber, arrays: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Prepare for a request, and return the arrays of its slot that hold samples."""
+        return super().unpacked(number, sample_arrays(arrays))
+
     def wanted_ids(
         self, number: BatchNumber, first: int, last: int, arrays: Callable[[], Mapping[str, Any]]
     ) -> NDArray[np.int64]:

@@ -1,14 +1,18 @@
 """The samples that a server sends are, bit for bit, those of the dataset, however their fields and failures look."""
 
 import os
+import re
 import signal
 import sys
+import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from mpload import (
     Buckets,
@@ -24,8 +28,10 @@ from mpload.errors import MploadWarning, SampleError, TooManyBadSamples
 from mpload.transport.batches import PoolOptions
 from tests.support.batches import flat, ids, numbers
 from tests.support.decoders import add_noise, broken
+from tests.support.photos import photo
 from tests.support.running_servers import asked, asking, running_server, wanted, worker_pids
 from tests.support.typed import comparable, typed, typed_index
+from tests.support.web_faults import web_server
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="worker pools need Linux"),
@@ -105,6 +111,46 @@ def test_bad_samples_are_left_out_or_substituted_as_by_the_dataset(tmp_path: Pat
     lines = (tmp_path / "report.jsonl").read_text().splitlines()
     assert len(lines) % 2 == 0
     assert lines[: len(lines) // 2] == lines[len(lines) // 2 :]
+
+
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of photographs: JPEGs, which are decoded many at a time, PNGs, which are not, and files that are no image."""
+    folder = tmp_path_factory.mktemp("mixed")
+    rng = np.random.default_rng(0)
+    for number in range(60):
+        path = folder / f"{number:02d}.jpg"
+        Image.fromarray(photo(64, 64, rng)).save(path, "PNG" if number % 4 == 1 else "JPEG")
+        if number % 10 == 3:
+            path.write_bytes(b"no image")
+    return folder
+
+
+@pytest.mark.parametrize("action", ["raise", "skip", "substitute"])
+@pytest.mark.parametrize("is_remote", [False, True])
+def test_samples_that_are_not_decoded_in_bulk_are_those_of_the_dataset(
+    mixed: Path, tmp_path: Path, action: Any, is_remote: bool
+) -> None:
+    with web_server(mixed, "slow", bad="none") if is_remote else nullcontext() as server:
+        root, lines = mixed if server is None else server.url, [f"{number:02d}.jpg\t{number}" for number in range(60)]
+        index = tmp_path / "index.txt"
+        index.write_text("\n".join(["#mpload 1", f"#root {root}", "#columns image:path label:int", *lines, ""]))
+
+        def dataset() -> MPDataset[Any]:
+            policy = ErrorPolicy(action=action, report=tmp_path / "report.jsonl", max_error_fraction=1)
+            return MPDataset(
+                index, decode=RandomResizedCrop(32), batch_size=20, on_error=policy, shuffle=True, topology=Topology()
+            )
+
+        with warnings.catch_warnings(), asked(dataset, num_workers=2) as asker:
+            warnings.simplefilter("ignore", MploadWarning)
+            if action == "raise":
+                with pytest.raises(SampleError, match="no image") as caught:
+                    list(dataset())
+                with pytest.raises(SampleError, match=re.escape(str(caught.value))):
+                    list(asker.batches())
+            else:
+                assert list(map(comparable, asker.batches())) == list(map(comparable, dataset()))
 
 
 def test_too_many_bad_samples_are_counted_by_the_loader(tmp_path: Path) -> None:
