@@ -115,7 +115,7 @@ def test_bad_samples_are_left_out_or_substituted_as_by_the_dataset(tmp_path: Pat
 
 @pytest.fixture(scope="module")
 def mixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of photographs: JPEGs, which are decoded many at a time, PNGs, which are not, and files that are no image."""
+    """A folder of JPEGs, which are decoded many at a time, of PNGs, which are not, and of files that are no image."""
     folder = tmp_path_factory.mktemp("mixed")
     rng = np.random.default_rng(0)
     for number in range(60):
