@@ -25,6 +25,10 @@ def serve(
         str | None,
         typer.Option(help="Address to listen on.  [default: all; without a token, this machine alone]"),
     ] = None,
+    socket: Annotated[
+        Path | None,
+        typer.Option(help="Unix socket to listen on, instead of a port, for jobs of the same user on this machine."),
+    ] = None,
     workers: Annotated[int | None, typer.Option(min=1, help="Worker processes.  [default: one per core]")] = None,
     memory: Annotated[
         str | None, typer.Option(help="Memory for samples and workers, such as 4GiB.  [default: half of the free]")
@@ -56,6 +60,8 @@ def serve(
     """
     if no_token and token is not None:
         raise ArgumentError("--no-token: a token is set. Leave out --token, and unset MPLOAD_TOKEN")
+    if socket is not None and (host is not None or cert is not None or key is not None):
+        raise ArgumentError("--socket listens on no port. Leave out --host, --cert and --key")
     budget = "auto" if memory is None else parse_bytes(memory)
     dataset = _dataset(path, decode=decode)
     from mpload.servers.serving import serve as serve_dataset  # noqa: PLC0415  imports torch
@@ -65,6 +71,7 @@ def serve(
         dataset,
         port=port,
         host=host,
+        socket_file=socket,
         token=token,
         is_open=no_token,
         num_workers=workers,

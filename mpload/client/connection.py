@@ -70,15 +70,8 @@ class Connection:
     """
 
     def __init__(self, url: str, servers: Servers, tls: ssl.SSLContext | None) -> None:
-        parts = urlsplit(url)
-        assert parts.hostname is not None
-        limit = servers.connect_timeout_seconds
-        self._http: http.client.HTTPConnection
-        if parts.scheme == "https":
-            self._http = http.client.HTTPSConnection(parts.hostname, parts.port, timeout=limit, context=tls)
-        else:
-            self._http = http.client.HTTPConnection(parts.hostname, parts.port, timeout=limit)
-        self._path = f"{parts.path}/v1/samples"
+        self._http, path = _http_of(url, servers.connect_timeout_seconds, tls)
+        self._path = f"{path}/v1/samples"
         self._headers = {"Content-Type": MEDIA_TYPE, "Accept": MEDIA_TYPE}
         if servers.token is not None:
             self._headers["Authorization"] = f"Bearer {servers.token}"
@@ -196,6 +189,31 @@ class Connection:
             self._response = None
         self._http.close()
         self._was_used = False
+
+
+def _http_of(url: str, limit_seconds: float, tls: ssl.SSLContext | None) -> tuple[http.client.HTTPConnection, str]:
+    """Return a connection that is not made yet, and the beginning of the paths to ask for."""
+    parts = urlsplit(url)
+    if parts.scheme == "unix":
+        return _SocketFileConnection(parts.path, limit_seconds), ""
+    assert parts.hostname is not None
+    if parts.scheme == "https":
+        return http.client.HTTPSConnection(parts.hostname, parts.port, timeout=limit_seconds, context=tls), parts.path
+    return http.client.HTTPConnection(parts.hostname, parts.port, timeout=limit_seconds), parts.path
+
+
+class _SocketFileConnection(http.client.HTTPConnection):
+    """A connection over a Unix socket."""
+
+    def __init__(self, path: str, limit_seconds: float) -> None:
+        super().__init__("localhost", timeout=limit_seconds)
+        self._file = path
+        self._limit_seconds = limit_seconds
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self._limit_seconds)
+        self.sock.connect(self._file)
 
 
 class _UntilDeadline(io.RawIOBase):

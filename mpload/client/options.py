@@ -8,7 +8,9 @@ from urllib.parse import urlsplit
 
 from mpload.client.choice import LONGEST_PAUSE_SECONDS
 from mpload.errors import ArgumentError
+from mpload.plan.ranges import check_range
 from mpload.transport.batches import PoolOptions
+from mpload.transport.board import MAX_WORKERS
 
 __all__ = ["Fallback", "Servers", "longest_pause_of", "servers_of"]
 
@@ -24,12 +26,16 @@ class Servers:
     """
 
     urls: Sequence[str]
-    """Where they are, such as `"http://10.0.0.5:8500"`. Stored as a tuple."""
+    """Where they are, such as `"http://10.0.0.5:8500"`, or `"unix:///tmp/mpload.sock"` for a Unix socket of this
+    machine. Stored as a tuple."""
     token: str | None = field(default=None, repr=False)
     """The secret that the servers want to see; None if they want none."""
     fallback: Fallback = "local"
     """What happens to samples that no server makes: `"local"` makes them in this loader's own workers, and `"raise"`
     waits for a server, and then raises a `ServerError`."""
+    asking_workers: int | None = None
+    """How many of the loader's workers ask the servers. The others make samples themselves meanwhile, with the cores
+    that this machine can spare. None means that all workers ask."""
     request_timeout_seconds: float = 30.0
     """A server that has not answered a request after this time counts as failing. It is asked again later."""
     connect_timeout_seconds: float = 5.0
@@ -49,6 +55,8 @@ class Servers:
             raise ArgumentError(f"fallback must be 'local' or 'raise', got {self.fallback!r}")
         if self.token is not None and not _is_sendable(self.token):
             raise ArgumentError("token must be printable ASCII text without spaces around it, or None")
+        if self.asking_workers is not None:
+            check_range("asking_workers", self.asking_workers, 1, MAX_WORKERS + 1)
         for name in ("request_timeout_seconds", "connect_timeout_seconds", "retry_seconds"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ArgumentError(f"{name} must be positive and finite, got {getattr(self, name)}")
@@ -90,6 +98,10 @@ def servers_of(
         found = Servers(urls=servers, token=token, fallback=fallback)
     if num_workers == 0:
         raise ArgumentError("servers are asked by worker processes, but num_workers is 0. Pass num_workers=1 or more")
+    if found.asking_workers is not None and not (isinstance(num_workers, int) and found.asking_workers <= num_workers):
+        raise ArgumentError(
+            f"asking_workers={found.asking_workers} takes a num_workers of at least that many, got {num_workers!r}"
+        )
     if found.longest_seconds >= options.sample_timeout_seconds:
         raise ArgumentError(
             f"a request to a server may take {found.longest_seconds:g} s (connect_timeout_seconds + "
@@ -109,8 +121,11 @@ def _checked(url: str) -> str:
     try:
         parts = urlsplit(url)
         is_complete = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
+        is_complete |= parts.scheme == "unix" and not parts.netloc and parts.path not in {"", "/"}
     except (ValueError, AttributeError, TypeError):
         is_complete = False
     if not is_complete or parts.query or parts.fragment or "@" in parts.netloc or not url.isprintable() or " " in url:
-        raise ArgumentError(f"a server is given as 'http://HOST:PORT' or 'https://HOST:PORT', got {url!r:.200}")
+        raise ArgumentError(
+            f"a server is given as 'http://HOST:PORT', 'https://HOST:PORT' or 'unix:///PATH', got {url!r:.200}"
+        )
     return url.rstrip("/")

@@ -59,6 +59,7 @@ class ServedWork:
     def open(self, worker: int) -> None:
         """Prepare this process. Connections are made for the first requests."""
         self.work.open(worker)
+        self._asks = self.servers.asking_workers is None or worker < self.servers.asking_workers
         self._report: ChunkReport | None = None
         self._asking = Asking(self.servers, self.description, worker=worker, notify=self._notify)
         self._unchecked = dict.fromkeys(range(len(self.servers.urls)), 0 if worker else _MAX_CHECKS)
@@ -81,6 +82,9 @@ class ServedWork:
         self, task: tuple[int, ...], arrays: Mapping[str, Any], first: int, last: int, report: ChunkReport
     ) -> None:
         """Have samples `first` to `last` (exclusive) of the batch `task` made."""
+        if not self._asks:
+            self.work.fill(task, arrays, first, last, report)
+            return
         self._report = report
         pieces = list(_pieces(task, first, last))
         later = [

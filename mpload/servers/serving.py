@@ -2,16 +2,12 @@
 
 import asyncio
 import errno
-import ipaddress
 import os
 import signal
-import socket
-import ssl
 import threading
 import warnings
 from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from mpload.client.protocol import MAX_SAMPLES
@@ -22,6 +18,7 @@ from mpload.loader.machine_share import detect_share
 from mpload.loader.outages import OutageWarnings
 from mpload.memory.budget import MIN_SLOTS, WORKER_BYTES, MemoryBudget, divide
 from mpload.memory.machine import address_space_bytes, num_oom_kills
+from mpload.servers.addresses import Address, SocketFile, tcp_address
 from mpload.servers.limits import ServerLimits
 from mpload.servers.making import SampleMaker
 from mpload.servers.sample_work import WANTED_IDS, SampleWork
@@ -36,24 +33,9 @@ if TYPE_CHECKING:
 
 __all__ = ["serve"]
 
-_ALL_ADDRESSES = frozenset({"0.0.0.0", "::"})  # noqa: S104  these mean all
 _MAX_SLOTS = 512
 _USUAL_SAMPLES = 16
 """Samples of a request, as loaders usually ask for them."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Address:
-    host: str
-    port: int
-    context: ssl.SSLContext | None
-
-    @property
-    def url(self) -> str:
-        scheme = "http" if self.context is None else "https"
-        host = socket.gethostname() if self.host in _ALL_ADDRESSES else self.host
-        host = f"[{host}]" if ":" in host else host
-        return f"{scheme}://{host}:{self.port}"
 
 
 def serve(
@@ -61,6 +43,7 @@ def serve(
     *,
     port: int = 8000,
     host: str | None = None,
+    socket_file: str | os.PathLike[str] | None = None,
     token: str | None = None,
     is_open: bool = False,
     num_workers: int | None = None,
@@ -77,6 +60,7 @@ def serve(
         dataset: the dataset, with the same arguments as that of the loaders. Order, ranks and `collate` are theirs.
         port: TCP port. 0 lets the system choose one.
         host: address to listen on. None means all, or, without a token, this machine alone.
+        socket_file: a Unix socket to listen on, instead of a port, for loaders of the same user on this machine.
         token: what loaders must send; others get no samples.
         is_open: whether everybody who reaches the port may have samples.
         num_workers: number of worker processes; None means one per core.
@@ -98,7 +82,13 @@ def serve(
         from mpload.servers.app import SampleService  # noqa: PLC0415  optional
     except ImportError as error:
         raise ArgumentError("a server needs the package aiohttp: pip install 'mpload[servers]'") from error
-    address = _address(host, port, token=token, is_open=is_open, cert=cert, key=key)
+    if token is not None and (not token.isascii() or not token.isprintable() or token.strip() != token or not token):
+        raise ArgumentError("the token must be printable ASCII text, not empty, without spaces around it")
+    address: Address
+    if socket_file is not None:
+        address = SocketFile.at(socket_file)
+    else:
+        address = tcp_address(host, port, token=token, is_open=is_open, cert=cert, key=key)
     limits = limits or ServerLimits()
     source = IndexSource(dataset._runs)  # noqa: SLF001  of the package below
     fatal: list[MploadError] = []
@@ -125,33 +115,6 @@ def serve(
         maker.pool.close()
     if fatal:
         raise fatal[0]
-
-
-def _address(host: str | None, port: int, *, token: str | None, is_open: bool, cert: Any, key: Any) -> _Address:
-    if not 0 <= port < 1 << 16:
-        raise ArgumentError(f"port must be in [0, 65536), got {port}")
-    if token is not None and (not token.isascii() or not token.isprintable() or token.strip() != token or not token):
-        raise ArgumentError("the token must be printable ASCII text, not empty, without spaces around it")
-    if host is None:
-        host = "0.0.0.0" if token is not None or is_open else "127.0.0.1"  # noqa: S104  with a token, or as asked
-    if token is None and not is_open and not _is_local(host):
-        raise ArgumentError(
-            f"without a token, everybody who reaches {host}:{port} could read the dataset. "
-            "Set a token (MPLOAD_TOKEN, --token), or say --no-token"
-        )
-    if (cert is None) != (key is None):
-        raise ArgumentError("TLS needs both a certificate and its key: --cert FILE --key FILE")
-    context = None
-    if cert is not None:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(cert, key)
-    return _Address(host=host, port=port, context=context)
-
-
-def _is_local(host: str) -> bool:
-    with suppress(ValueError):
-        return ipaddress.ip_address(host).is_loopback
-    return host == "localhost"
 
 
 def _maker(
@@ -216,7 +179,7 @@ def _maker(
 
 
 async def _run(
-    service: "SampleService", address: _Address, stop: asyncio.Event, *, on_ready: Callable[[str], None]
+    service: "SampleService", address: Address, stop: asyncio.Event, *, on_ready: Callable[[str], None]
 ) -> None:
     """Serve until `stop` is set or a signal asks to stop; then finish the requests under way."""
     from aiohttp import web  # noqa: PLC0415  optional
@@ -230,16 +193,16 @@ async def _run(
     assert runner.server is not None
     watch = asyncio.create_task(service.cut_off_idle(runner.server))
     try:
-        site = web.TCPSite(runner, address.host, address.port, ssl_context=address.context)
-        await site.start()
+        url = await address.start(runner)
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGTERM, signal.SIGINT):
                 asyncio.get_running_loop().add_signal_handler(number, stop.set)
-        on_ready(replace(address, port=runner.addresses[0][1]).url)
+        on_ready(url)
         await stop.wait()
     finally:
         watch.cancel()
         await runner.cleanup()
+        address.remove()
 
 
 def _on_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

@@ -69,6 +69,13 @@ def half(handler: Handler, made: bytes, *, every: int) -> bool:
     return True
 
 
+def delayed(handler: Handler, made: bytes) -> bool:
+    """Answer late."""
+    del handler, made
+    time.sleep(0.01)
+    return False
+
+
 def hanging(released: threading.Event) -> Any:
     def answer(handler: Handler, made: bytes) -> bool:
         del handler, made
@@ -93,6 +100,16 @@ def test_server_that_stops_in_the_middle_of_an_epoch_changes_no_batch(folder: Pa
         assert found == ids(dataset(folder))
     assert second.num_samples
     assert len(caught) == 1
+
+
+def test_workers_that_do_not_ask_make_samples_at_the_same_time(folder: Path) -> None:
+    with (
+        sample_server(dataset(folder)) as server,
+        loading(folder, server.url, asking_workers=1) as loader,
+    ):
+        server.answer = delayed
+        assert ids(loader) == ids(dataset(folder))
+        assert 0 < loader.stats().timings.num_served < NUM_SAMPLES
 
 
 def test_all_servers_gone_and_samples_are_made_here(folder: Path) -> None:

@@ -28,6 +28,8 @@ URL = "http://127.0.0.1:1"
         "http://server:99999",
         "http://[::1",
         "http://s\r\nX: y",
+        "unix://host/path",
+        "unix:///",
         5,
     ],
 )
@@ -36,7 +38,9 @@ def test_url_that_names_no_server_is_refused(url: Any) -> None:
         Servers(urls=[url])
 
 
-@pytest.mark.parametrize("url", ["http://server", "https://server:1/", "http://[::1]:80", "http://gate/for/images"])
+@pytest.mark.parametrize(
+    "url", ["http://server", "https://server:1/", "http://[::1]:80", "http://gate/for/images", "unix:///a/b"]
+)
 def test_url_of_a_server_is_kept_without_a_slash_at_its_end(url: str) -> None:
     assert Servers(urls=[url]).urls == (url.rstrip("/"),)
 
@@ -53,6 +57,7 @@ def test_url_of_a_server_is_kept_without_a_slash_at_its_end(url: str) -> None:
         ({"token": "secret "}, "without spaces around"),
         ({"request_timeout_seconds": 0}, "request_timeout_seconds"),
         ({"retry_seconds": float("inf")}, "retry_seconds"),
+        ({"asking_workers": 0}, "asking_workers"),
     ],
 )
 def test_options_out_of_range_are_refused(options: dict[str, Any], message: str) -> None:
@@ -72,6 +77,8 @@ def test_token_is_not_shown() -> None:
         ({"fallback": "raise"}, "belong to servers="),
         ({"servers": Servers(urls=[URL]), "token": "t"}, "its own token"),
         ({"servers": Servers(urls=[URL]), "fallback": "raise"}, "its own token and fallback"),
+        ({"servers": Servers(urls=[URL], asking_workers=3), "num_workers": 2}, "asking_workers=3"),
+        ({"servers": Servers(urls=[URL], asking_workers=1), "num_workers": "auto"}, "asking_workers=1"),
         ({"servers": [URL], "options": PoolOptions(sample_timeout_seconds=30)}, "sample_timeout_seconds"),
     ],
 )
