@@ -95,6 +95,8 @@ from mpload.samples.seeded_dataset import MapDataset as MapDataset
 from mpload.samples.text_decoders import Json as Json
 from mpload.samples.text_decoders import Text as Text
 from mpload.samples.views import Views as Views
+from mpload.servers.limits import ServerLimits as ServerLimits
+from mpload.servers.serving import serve as serve
 from mpload.storage.local import PageCache as PageCache
 from mpload.storage.protocols import Storage as Storage
 from mpload.storage.ranges import ByteRange as ByteRange
