@@ -157,22 +157,29 @@ class Values:
         Raises:
             ArgumentError: there are too many different values.
         """
-        kinds = {each.name: each.type for each in block.index.columns}
-        if kinds[column] is ColumnType.INT:
-            values, found = np.unique(block.numbers(column)[mask], return_inverse=True)
-            names: list[object] = values.tolist()
-        else:
-            encoded = block.texts(column).dictionary_encode()
-            used, found = np.unique(values_of(encoded.indices, np.int32)[mask], return_inverse=True)
-            texts = encoded.dictionary.to_pylist()
-            names = [texts[number] for number in used.tolist()]
-        numbers = [self.known.setdefault(name, len(self.known)) for name in names]
+        codes, texts = _codes_of(block, column)
+        used, firsts, found = np.unique(codes[mask], return_index=True, return_inverse=True)
+        order = np.argsort(
+            firsts
+        )  # by value, numbers would depend on where blocks begin, which parts of an index change
+        names = used[order].tolist() if texts is None else [texts[code] for code in used[order].tolist()]
+        numbers = np.empty(len(used), np.int64)
+        numbers[order] = [self.known.setdefault(name, len(self.known)) for name in names]
         if len(self.known) > _MAX_VALUES:
             raise ArgumentError(
                 f"column {column} of {block.index.path} has more than {_MAX_VALUES} different values. Choose a column "
                 "with fewer, such as that of the labels"
             )
-        return np.array(numbers, np.int64)[found]
+        return numbers[found]
+
+
+def _codes_of(block: Block, column: str) -> tuple[NDArray[Any], list[object] | None]:
+    """Return an integer for each sample, which stands for its value, and the texts that are numbered so, if any."""
+    kinds = {each.name: each.type for each in block.index.columns}
+    if kinds[column] is ColumnType.INT:
+        return block.numbers(column), None
+    encoded = block.texts(column).dictionary_encode()
+    return values_of(encoded.indices, np.int32), encoded.dictionary.to_pylist()
 
 
 def binary_array(texts: Sequence[bytes]) -> "pa.Array[Any]":

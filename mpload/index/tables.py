@@ -29,7 +29,7 @@ __all__ = [
     "regrouped",
 ]
 
-_VERSION = 2
+_VERSION = 3
 _MAX_NAME = 400
 _NUMBERS = frozenset({ColumnType.INT, ColumnType.FLOAT})
 

@@ -2,6 +2,7 @@
 
 import json
 import pickle
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mpload import Share, build_index, list_parts, merge_indexes, open_index
+from mpload import Fold, MPDataset, PKBatches, Share, build_index, list_parts, merge_indexes, open_index
 from mpload.errors import ArgumentError, IndexFormatError
 from mpload.index.blocks import blocks_of
 from mpload.index.index import prefetch_lines
@@ -98,6 +99,26 @@ def test_parts_are_selected_sorted_out_and_checked_as_the_whole_is(tmp_path: Pat
     done: list[int] = []
     assert list(check_index(parts, progress=done.append)) == []
     assert done[-1] == 30
+
+
+@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(cuts=cuts_of_30, rotation=st.integers(0, 29))
+def test_strata_and_classes_do_not_depend_on_where_parts_begin(tmp_path: Path, cuts: list[int], rotation: int) -> None:
+    columns = "#mpload 1\n#columns id:int kind:int name:str\n"
+    lines = [f"{number}\t{(29 - number) // 4}\t{number * 5 % 3}\n" for number in range(30)]
+    lines = lines[rotation:] + lines[:rotation]
+    found = []
+    for edges in ([0, 30], cuts):
+        names = [f"{number}.txt" for number in range(len(edges) - 1)]
+        for name, (first, end) in zip(names, pairwise(edges), strict=True):
+            (tmp_path / name).write_text(columns + "".join(lines[first:end]))
+        (tmp_path / "list.txt").write_text("#mpload 1\n#parts\n" + "".join(f"{name}\n" for name in names))
+        index = open_index(tmp_path / "list.txt")
+        parts = [Share(0.4, stratify="name"), Fold(0, of=2, stratify="kind", rest=True)]
+        chosen = [list(index.select(tmp_path / "chosen.txt", where="id % 7 > 1", part=part)) for part in parts]
+        batches = MPDataset(index, batch_size=4, shuffle=PKBatches("kind", 2, 2), as_dict=True)
+        found.append((chosen, [batch["id"].tolist() for batch in batches]))
+    assert found[0] == found[1]
 
 
 def test_findings_name_the_part_and_the_sample(tmp_path: Path) -> None:
