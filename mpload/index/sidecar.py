@@ -217,7 +217,7 @@ def _seed_of(metadata: Mapping[bytes, bytes]) -> int:
 def _offsets_in(path: Path, num_rows: int) -> dict[str, Any]:
     """Return the offsets of columns and checksums in a file just written, as determined by reading it with Arrow."""
     num_full = num_rows // BATCH_ROWS
-    with pa.memory_map(str(path)) as source:
+    with pa.memory_map(os.fsencode(path)) as source:
         buffer = source.read_buffer()
         reader = pa.ipc.open_file(pa.BufferReader(buffer))
         names = reader.schema.names

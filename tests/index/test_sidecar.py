@@ -50,6 +50,14 @@ def test_the_fingerprint_depends_on_the_lines_and_not_on_the_path_or_root(tmp_pa
     assert open_index(moved).fingerprint != fingerprint
 
 
+def test_an_index_may_have_any_name(tmp_path: Path) -> None:
+    for name in ("photos\udcff.txt", "a\nb\t.txt", " "):
+        path = tmp_path / name
+        path.write_text("#mpload 1\n#columns image:path label:int\na.jpg\t1\n")
+        assert list(open_index(path).labels[:]) == [1]
+        assert (tmp_path / f"{name}.mpx").exists()
+
+
 def test_a_changed_text_gets_a_new_sidecar(tmp_path: Path) -> None:
     text = make_text(tmp_path / "train.txt", 10)
     assert len(open_index(text)) == 10
