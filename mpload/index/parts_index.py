@@ -46,8 +46,8 @@ _DESCRIPTORS = 2
 class PartsIndex(Index):
     """The indexes of a list of parts as one index. It has no lines of its own.
 
-    Memory: 8 bytes per part, and the parts that are open: at most 1,024, and an eighth of the descriptors that the
-    process may have.
+    Memory: 8 bytes per part, 1 kB for each part that is replaced while the index is in use, and the parts that are open:
+    at most 1,024, and an eighth of the descriptors that the process may have.
     Process: may be forked, or pickled and sent to any process of the same machine. Each opens parts itself.
     """
 
@@ -70,6 +70,7 @@ class PartsIndex(Index):
         names = set.intersection(*(set(row.columns) for row in rows if row.num_samples))
         self._column_names = frozenset(names)
         self._open_parts: dict[int, Index] = {}
+        self._replaced_rows: dict[int, PartRow] = {}
         self._num_missed = 0
 
     @property
@@ -100,7 +101,7 @@ class PartsIndex(Index):
     def where(self, sample_id: int) -> str:
         """Return the file and line number that list sample `sample_id`, such as `part-3.txt:17`."""
         number = self._number_of(sample_id)
-        row = self._table.row(number)
+        row = self._row(number)
         return f"{row.text}:{row.num_lines + sample_id - int(self._first_ids[number]) + 1}"
 
     def part(self, number: int) -> Index:
@@ -210,7 +211,7 @@ class PartsIndex(Index):
         """Map no files: parts are opened and closed, and there may be many."""
 
     def _opened(self, number: int) -> Index:
-        row, (first, after) = self._table.row(number), self._first_ids[number : number + 2].tolist()
+        row, (first, after) = self._row(number), self._first_ids[number : number + 2].tolist()
         try:
             part = Index(
                 path=Path(row.text),
@@ -229,7 +230,13 @@ class PartsIndex(Index):
         except StorageError as error:
             if error.errno != errno.ENOENT:
                 raise
-        return self._reopened(number, after - first)
+        part = self._reopened(number, after - first)
+        self._replaced_rows[number] = PartRow.of(part, row.source)  # comparing its lines again would take as long again
+        return part
+
+    def _row(self, number: int) -> PartRow:
+        """Return what is known of a part, which may have been replaced since the list was opened."""
+        return self._replaced_rows.get(number) or self._table.row(number)
 
     def _header_of(self, row: PartRow) -> Header:
         last = self._last_header  # most parts have the same one
@@ -276,7 +283,7 @@ class PartsIndex(Index):
                 self._open_parts.pop(number, None)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_open_parts": {}}
+        return {**self.__dict__, "_open_parts": {}, "_replaced_rows": {}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

@@ -13,6 +13,7 @@ record batch holds the checksums of its rows, block by block.
 import contextlib
 import hashlib
 import json
+import mmap
 import operator
 import os
 import secrets
@@ -217,8 +218,8 @@ def _seed_of(metadata: Mapping[bytes, bytes]) -> int:
 def _offsets_in(path: Path, num_rows: int) -> dict[str, Any]:
     """Return the offsets of columns and checksums in a file just written, as determined by reading it with Arrow."""
     num_full = num_rows // BATCH_ROWS
-    with pa.memory_map(os.fsencode(path)) as source:
-        buffer = source.read_buffer()
+    with path.open("rb") as file:
+        buffer = pa.py_buffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))  # `pa.memory_map` needs UTF-8
         reader = pa.ipc.open_file(pa.BufferReader(buffer))
         names = reader.schema.names
 

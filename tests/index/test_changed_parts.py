@@ -6,11 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from mpload import list_parts, merge_indexes, open_index
+from mpload import Index, list_parts, merge_indexes, open_index
 from mpload.errors import IndexChangedError, IndexNotFoundError
+from mpload.index import growth, parts_index
 from mpload.index.blocks import blocks_of
+from mpload.index.growth import is_prefix
 from mpload.index.parts import parts_of
 from mpload.ingest.checking import check_index
+from tests.support.growing import HEAD
 from tests.support.index_parts import write_part, write_parts
 
 CUTS = [0, 3, 3, 4, 20, 30]
@@ -61,6 +64,27 @@ def test_lines_appended_to_a_part_do_not_count_until_it_is_listed_again(tmp_path
     assert list(open_index(merge_indexes([path], tmp_path / "merged.txt"))) == list(before)
     again = open_index(list_parts([path], tmp_path / "again.txt"))
     assert [record["id"] for record in again] == [0, 1, 2, 3, 3, 4, 5, 6, 7, 8]
+
+
+def test_the_lines_of_a_part_that_has_grown_are_compared_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    index = open_index(list_parts([write_parts(tmp_path, [0, 3, 5])], tmp_path / "list.txt"))
+    monkeypatch.setattr(parts_index, "_num_open", lambda: 1)
+    compared: list[str] = []
+
+    def noted(part: Index, num_samples: int, fingerprint: str) -> bool:
+        compared.append(part.path.name)
+        return is_prefix(part, num_samples, fingerprint)
+
+    monkeypatch.setattr(growth, "is_prefix", noted)
+    write_part(tmp_path / "part-0.txt", 0, 4, head=HEAD.replace("#columns", "#root .\n#columns"))
+    write_part(tmp_path / "part-1.txt", 3, 9)
+    for sample_id in [0, 4, 1, 3, 2]:
+        assert index[sample_id]["id"] == sample_id
+    assert compared == ["part-0.txt", "part-1.txt"]
+    assert [index.where(0), index.where(4)] == [f"{tmp_path}/part-0.txt:4", f"{tmp_path}/part-1.txt:4"]
+    write_part(tmp_path / "part-0.txt", 0, 5)
+    assert [index[4]["id"], index[2]["id"]] == [4, 2]
+    assert compared[2:] == ["part-0.txt"]
 
 
 def test_a_table_that_was_lost_or_damaged_is_made_again(tmp_path: Path) -> None:

@@ -114,7 +114,7 @@ def test_strata_and_classes_do_not_depend_on_where_parts_begin(tmp_path: Path, c
             (tmp_path / name).write_text(columns + "".join(lines[first:end]))
         (tmp_path / "list.txt").write_text("#mpload 1\n#parts\n" + "".join(f"{name}\n" for name in names))
         index = open_index(tmp_path / "list.txt")
-        parts = [Share(0.4, stratify="name"), Fold(0, of=2, stratify="kind", rest=True)]
+        parts: list[Share | Fold] = [Share(0.4, stratify="name"), Fold(0, of=2, stratify="kind", rest=True)]
         chosen = [list(index.select(tmp_path / "chosen.txt", where="id % 7 > 1", part=part)) for part in parts]
         batches = MPDataset(index, batch_size=4, shuffle=PKBatches("kind", 2, 2), as_dict=True)
         found.append((chosen, [batch["id"].tolist() for batch in batches]))
