@@ -46,8 +46,8 @@ _DESCRIPTORS = 2
 class PartsIndex(Index):
     """The indexes of a list of parts as one index. It has no lines of its own.
 
-    Memory: 8 bytes per part, 1 kB for each part that is replaced while the index is in use, and the parts that are open:
-    at most 1,024, and an eighth of the descriptors that the process may have.
+    Memory: 8 bytes per part, 1 kB for each part that is replaced while the index is in use, and the parts that are
+    open: at most 1,024, and an eighth of the descriptors that the process may have.
     Process: may be forked, or pickled and sent to any process of the same machine. Each opens parts itself.
     """
 

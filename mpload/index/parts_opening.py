@@ -11,7 +11,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
-from mpload.errors import IndexChangedError, IndexFormatError, IndexNotFoundError
+from mpload.errors import IndexChangedError, IndexFormatError, IndexNotFoundError, MploadError, StorageError
 from mpload.index.columns import format_columns
 from mpload.index.derived import found_or_made
 from mpload.index.index import Index, fingerprint_of, header_of
@@ -166,6 +166,10 @@ class _Building:
             raise IndexNotFoundError(f"{where} does not exist. Bring it back. {_LIST_AGAIN}") from error
         except IndexFormatError as error:
             raise IndexFormatError(f"{where}: {error}") from error
+        except OSError as error:
+            if isinstance(error, MploadError):
+                raise
+            raise StorageError(f"{where}: cannot be read: {error.strerror or error}. Check its disk") from error
         num_samples = listed.num_samples
         if part is None or num_samples is None or listed.digest is None:
             if part is None and num_samples:

@@ -90,4 +90,7 @@ def _check_alike(first: Index, part: Index) -> None:
 
 
 def _written(part: Path, folder: Path, *, relative: bool) -> str:
-    return os.path.relpath(part, folder) if relative or part.is_relative_to(folder) else str(part)
+    if part.is_relative_to(folder):
+        return str(part.relative_to(folder))
+    # The system resolves a link to the folder before a `..` behind it.
+    return os.path.relpath(part.parent.resolve() / part.name, folder.resolve()) if relative else str(part)

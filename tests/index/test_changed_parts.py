@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mpload import Index, list_parts, merge_indexes, open_index
-from mpload.errors import IndexChangedError, IndexNotFoundError
+from mpload.errors import IndexChangedError, IndexNotFoundError, StorageError
 from mpload.index import growth, parts_index
 from mpload.index.blocks import blocks_of
 from mpload.index.growth import is_prefix
@@ -32,6 +32,13 @@ def test_a_missing_part_is_named(tmp_path: Path, is_listed: bool) -> None:
     index[0]
     with pytest.raises(IndexNotFoundError, match=r"its part .*part-1.txt is gone"):
         pickle.loads(pickle.dumps(index))[4]
+
+
+def test_a_part_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "list.txt"
+    path.write_text("#mpload 1\n#parts\n/proc/self/mem\n")  # reading it is an input/output error
+    with pytest.raises(StorageError, match=r"list.txt:3: part /proc/self/mem: cannot be read: Input/output error"):
+        open_index(path)
 
 
 def test_a_changed_part_is_named_if_the_list_says_what_it_was(tmp_path: Path) -> None:

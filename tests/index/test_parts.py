@@ -226,6 +226,14 @@ def test_a_list_moves_with_its_parts(tmp_path: Path) -> None:
     assert (list(after), after.fingerprint) == before
 
 
+def test_a_relative_list_may_be_written_through_a_link_to_its_folder(tmp_path: Path) -> None:
+    (tmp_path / "far" / "lists").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "far" / "lists")
+    part = write_part(tmp_path / "part.txt", 0, 4)
+    assert len(open_index(list_parts([part], tmp_path / "link" / "list.txt", relative=True))) == 4
+    assert len(open_index(tmp_path / "far" / "lists" / "list.txt")) == 4
+
+
 def test_a_part_that_occurs_twice_counts_twice(tmp_path: Path) -> None:
     part = write_part(tmp_path / "part.txt", 0, 3)
     index = open_index(list_parts([part, part], tmp_path / "list.txt"))
