@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mpload.errors import ArgumentError, OutageError, SampleError, StorageError
+from mpload.errors import ArgumentError, OutageError, SampleError
 from mpload.images.arrays import RawArray
 from mpload.images.baseline import HuffmanTables, SymbolCounts
 from mpload.images.decoders import RawBytes
@@ -33,7 +33,7 @@ from mpload.samples.pipeline import Pipeline
 from mpload.samples.policy import ErrorPolicy
 from mpload.storage.ranges import LmdbValue, Span
 from mpload.tools.pack.comparing import compare_file
-from mpload.tools.pack.folder import LOCK, locked, sweep
+from mpload.tools.pack.folder import begun_in, locked, sweep
 from mpload.tools.pack.lmdb_file import compare_lmdb, write_lmdb
 from mpload.tools.pack.manifest import MANIFEST, read_manifest, rows_in, tables_in
 from mpload.tools.pack.options import JpegForm, PackOptions, ShardFormat, stored_as
@@ -82,8 +82,10 @@ def pack_index(
     """
     check_workers(num_workers, on)
     folder = Path(out).absolute()
-    packer = _prepare(index, folder, options or PackOptions())
+    source = _opened(index)
+    begun_in(folder)  # before a lock is written to a folder of something else
     with locked(folder):
+        packer = _prepare(source, folder, options or PackOptions())
         has_index = (folder / _INDEX).exists()
         if not has_index or any(folder.glob("*.lines")):  # otherwise a reader may be writing a sidecar
             sweep(folder)
@@ -124,7 +126,7 @@ def verify_pack(
     folder = Path(out).absolute()
     if not (folder / _INDEX).exists():
         raise ArgumentError(f"{folder}: contains no finished pack. Make it first: mpload pack INDEX -o {folder}")
-    packer = _prepare(index, folder, options or PackOptions())
+    packer = _prepare(_opened(index), folder, options or PackOptions())
     packer.each(packer.compare, range(packer.num_shards), num_workers, on, progress)
 
 
@@ -345,20 +347,17 @@ class _Packer:
             raise SampleError(f"{self.source.where(record.sample_id)}: {error}. Remove it from the index") from error
 
 
-def _prepare(index: str | os.PathLike[str] | Index, folder: Path, options: PackOptions) -> _Packer:
-    """Read or write the manifest in the folder of a pack, and check that the folder belongs to this pack."""
+def _opened(index: str | os.PathLike[str] | Index) -> Index:
     source = index if isinstance(index, Index) else open_index(index)
     require_files(source, what="mpload pack")
+    return source
+
+
+def _prepare(source: Index, folder: Path, options: PackOptions) -> _Packer:
+    """Read or write the manifest in the folder of a pack, and check that the folder belongs to this pack."""
     wanted = {"version": _VERSION, "index": source.fingerprint, **asdict(options)}
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        manifest = read_manifest(folder)
-    except OSError as error:
-        raise StorageError(f"{folder} cannot hold a pack: {error.strerror}. Name another folder") from error
+    manifest = begun_in(folder)
     if manifest is None:
-        unfinished = set(folder.glob(f".{MANIFEST}.*.tmp"))  # left by a killed process
-        if any(entry.name != LOCK and entry not in unfinished for entry in folder.iterdir()):
-            raise ArgumentError(f"{folder} is not empty and contains no pack. Name an empty or new folder")
         packer = _Packer(source=source, folder=folder, options=options)
         if options.format is ShardFormat.ARRAYS:
             packer.rows = packer.rows_like_first()
