@@ -21,7 +21,8 @@ def index(tmp_path: Path) -> Path:
 def test_another_pack_that_begins_at_the_same_time_changes_nothing(
     index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    out, refused = tmp_path / "pack", []
+    out = tmp_path / "pack"
+    refused: list[str] = []
 
     def estimated_while_another_begins(_: object) -> float:
         patch.undo()
