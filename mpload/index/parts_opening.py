@@ -147,7 +147,7 @@ class _Building:
             rows.append(PartRow.of(part, source))
             done += len(part)
         if first is None:
-            raise IndexFormatError(f"{self.parts.path}: none of its parts has samples. List one that has")
+            raise IndexFormatError(f"{redacted(self.parts.source)}: none of its parts has samples. List one that has")
         head = PartsHead(
             source=self.parts.source,
             digest=self.parts.digest,

@@ -23,7 +23,7 @@ from mpload.errors import ArgumentError, IndexFormatError
 from mpload.index.columns import parse_columns
 from mpload.index.open_file import open_text
 from mpload.index.text import FORMAT_VERSION, Header, format_line, parse_line
-from mpload.storage.remote import check_url, is_url
+from mpload.storage.remote import check_url, is_url, redacted
 
 __all__ = ["ListedPart", "PartList", "format_parts", "is_part_list", "read_parts"]
 
@@ -49,8 +49,6 @@ class ListedPart:
 class PartList:
     """A list of parts."""
 
-    path: Path
-    """Path of the text, or of a copy of it."""
     source: str
     """Its absolute path or URL. Parts are relative to it."""
     digest: str
@@ -59,7 +57,7 @@ class PartList:
 
     def where(self, number: int) -> str:
         """Return the file and line number that list a part, and its name, for messages."""
-        return f"{self.path}:{number + _NUM_HEAD_LINES + 1}: part {self.parts[number].name}"
+        return f"{redacted(self.source)}:{number + _NUM_HEAD_LINES + 1}: part {redacted(self.parts[number].name)}"
 
     def source_of(self, number: int) -> str:
         """Return the absolute path or the URL of a part."""
@@ -99,8 +97,8 @@ def read_parts(path: Path, *, source: str) -> PartList:
     assert head is not None, "the caller has checked it"
     if head[1].strip() != str(FORMAT_VERSION).encode():
         raise IndexFormatError(
-            f"{path}: index format {head[1].decode('utf-8', 'replace')!r} is not {FORMAT_VERSION}, the one that this "
-            "mpload reads. Update mpload"
+            f"{redacted(source)}: index format {head[1].decode('utf-8', 'replace')!r} is not {FORMAT_VERSION}, "
+            "the one that this mpload reads. Update mpload"
         )
     lines = text[head.end() :].removesuffix(b"\n").split(b"\n")
     parts = []
@@ -108,10 +106,8 @@ def read_parts(path: Path, *, source: str) -> PartList:
         try:
             parts.append(_parsed(line))
         except ValueError as error:
-            raise IndexFormatError(f"{path}:{number}: {error}") from error
-    return PartList(
-        path=path, source=source, digest=hashlib.blake2b(text, digest_size=32).hexdigest(), parts=tuple(parts)
-    )
+            raise IndexFormatError(f"{redacted(source)}:{number}: {error}") from error
+    return PartList(source=source, digest=hashlib.blake2b(text, digest_size=32).hexdigest(), parts=tuple(parts))
 
 
 def format_parts(parts: Iterable[ListedPart]) -> bytes:

@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import re
 import shutil
 import signal
 import subprocess
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from mpload import list_parts, open_index
-from mpload.errors import IndexNotFoundError, StorageError
+from mpload.errors import IndexNotFoundError, MploadError, StorageError
 from tests.support.growing import HEAD, growing, numbers_in
 from tests.support.index_parts import write_part, write_parts, write_whole
 
@@ -80,6 +81,15 @@ def test_parts_are_copied_each_and_only_those_that_have_changed_again(tmp_path: 
     write_part(share / "part-2.txt", 10, 45)
     assert len(open_index(loose, local_copy=copies)) == 45
     assert len(versions(copies)) == num_versions + 1
+
+
+def test_an_error_names_the_list_and_not_its_copy(tmp_path: Path, share: Path) -> None:
+    path = list_parts([write_parts(share, [0, 10, 40])], share / "list.txt")
+    write_part(share / "part-1.txt", 11, 41)
+    (share / "broken.txt").write_text("#mpload 1\n#parts\n\n")
+    for name, fault in (("list.txt:4", "part part-1.txt: does not begin with"), ("broken.txt:3", "is blank")):
+        with pytest.raises(MploadError, match=f"^{re.escape(str(share / name))}: {fault}"):
+            open_index(path.with_name(name.partition(":")[0]), local_copy=tmp_path / "copies")
 
 
 def test_an_index_grows_through_its_copy(tmp_path: Path, share: Path) -> None:
