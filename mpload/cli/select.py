@@ -11,6 +11,7 @@ from mpload.cli.reports import AsJson, print_json
 from mpload.cli.terminal import progress_bar
 from mpload.errors import ArgumentError
 from mpload.index.index import Index, header_of
+from mpload.index.parts_index import PartsIndex
 from mpload.plan.parts import Fold, Share
 from mpload.units import format_count, format_counted
 
@@ -104,6 +105,11 @@ def _keys(path: Path) -> list[str]:
 
 def _sample_ids(path: Path, index: Index) -> "np.ndarray[tuple[int], np.dtype[np.int64]]":
     """Return the samples at the line numbers that a file lists."""
+    if isinstance(index, PartsIndex):
+        raise ArgumentError(
+            f"{index.path}: lists parts, which have lines of their own. Pass --lines of one part, or merge the parts "
+            f"first: mpload merge {index.path} -o ALL.txt"
+        )
     first = header_of(index).num_lines + 1
     stop = first + len(index)
     numbers = path.read_text(encoding="utf-8", errors="replace").split()

@@ -66,3 +66,11 @@ def test_wrong_options_are_refused_with_the_next_step(index: Path, options: str,
     assert message in ran.stderr
     assert ran.stderr.count("\n") == 1
     assert not (index.parent / "b.txt").exists()
+
+
+def test_line_numbers_are_not_taken_for_those_of_a_list_of_parts(index: Path) -> None:
+    (index.parent / "parts.txt").write_text("#mpload 1\n#parts\na.txt\na.txt\n")
+    ran = mpload("select", "parts.txt", "-o", "b.txt", "--lines", "lines.txt", cwd=index.parent)
+    assert (ran.returncode, ran.stdout) == (2, "")
+    assert "parts.txt: lists parts, which have lines of their own. Pass --lines of one part" in ran.stderr
+    assert not (index.parent / "b.txt").exists()
