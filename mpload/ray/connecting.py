@@ -12,6 +12,7 @@ from importlib import import_module
 from typing import Any
 
 from mpload.errors import ArgumentError, OutageError
+from mpload.storage.remote import redacted
 
 __all__ = ["connected", "ray_library"]
 
@@ -56,9 +57,9 @@ def connected(address: str | None) -> Iterator[Any]:
         OutageError: no cluster answers, or it refuses this machine's token.
     """
     ray = _ray_with_token()
-    wanted = address or os.environ.get("RAY_ADDRESS")
+    wanted = address or os.environ.get("RAY_ADDRESS") or None
     if wanted is not None and "://" in wanted:
-        raise ArgumentError(f"{wanted}: must be HOST:PORT of the cluster's head node, such as 10.0.0.1:6379")
+        raise ArgumentError(f"{redacted(wanted)}: must be HOST:PORT of the cluster's head node, such as 10.0.0.1:6379")
     with _own_cluster(ray) if _is_alone(wanted) else _existing_cluster(ray, wanted):
         yield ray
 

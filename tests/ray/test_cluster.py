@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from contextlib import nullcontext
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -10,6 +11,8 @@ import pytest
 
 import mpload
 from mpload import ArgumentError, RayCluster, SampleError, StorageError
+from mpload.ray import connecting
+from mpload.ray.connecting import _Answer
 from mpload.ray.tasks import do_job, probe_in
 from tests.support import ray_works
 from tests.support.ray_cluster import TestCluster, ray_cluster
@@ -96,6 +99,26 @@ def test_a_new_cluster_of_this_machine_has_a_token_of_its_own(tmp_path: Path, mo
 def test_an_address_where_no_cluster_answers_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
     assert in_new_process(tmp_path).startswith("OutageError the Ray cluster at 127.0.0.1:1 does not answer.")
+
+
+def test_an_empty_address_is_none_and_one_that_is_refused_reveals_no_password(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def not_found(address: str | None, *, mode: str) -> _Answer:
+        asked.append((address, mode))
+        return _Answer.NOT_FOUND
+
+    monkeypatch.setattr(connecting, "_ray_with_token", object)
+    monkeypatch.setattr(connecting, "_answer", not_found)
+    monkeypatch.setattr(connecting, "_own_cluster", nullcontext)
+    monkeypatch.setenv("RAY_ADDRESS", "")
+    with connecting.connected(None):
+        assert asked == [(None, "disabled")]
+    with (
+        pytest.raises(ArgumentError, match=r"^ray://10\.0\.0\.1:10001: must be HOST:PORT"),
+        connecting.connected("ray://me:secret@10.0.0.1:10001"),
+    ):
+        pass
 
 
 def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
