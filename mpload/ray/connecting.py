@@ -54,7 +54,7 @@ def connected(address: str | None) -> Iterator[Any]:
 
     Raises:
         ArgumentError: Ray is not installed or already in use, or the cluster admits anyone.
-        OutageError: no cluster answers, or it refuses this machine's token.
+        OutageError: no cluster answers, or it refuses this machine's token, or none can be started.
     """
     ray = _ray_with_token()
     wanted = address or os.environ.get("RAY_ADDRESS") or None
@@ -98,7 +98,10 @@ def _existing_cluster(ray: Any, address: str | None) -> Iterator[None]:
 def _own_cluster(ray: Any) -> Iterator[None]:
     """Start a cluster of this machine alone, with a token that no file contains, and stop it at the end."""
     with _environment({"RAY_AUTH_TOKEN": secrets.token_hex(32)}):
-        ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+        try:
+            ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+        except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+            raise OutageError(f"a Ray cluster cannot be started on this machine: {error}") from error
         try:
             own_address = ray.get_runtime_context().gcs_address
             _check(_answer(own_address, mode="disabled"), own_address)
@@ -137,7 +140,7 @@ def _where(address: str | None) -> str:
 
 def _answer(address: str | None, *, mode: str) -> _Answer:
     """Ask a cluster for its status, with or without a token, in a process of its own, since a process has one mode."""
-    command = [sys.executable, "-m", "ray.scripts.scripts", "status"]
+    command = [sys.executable, "-P", "-m", "ray.scripts.scripts", "status"]  # no module of the current folder
     try:
         asked = subprocess.run(
             [*command, "--address", address] if address else command,

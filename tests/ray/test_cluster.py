@@ -101,6 +101,26 @@ def test_an_address_where_no_cluster_answers_is_named(tmp_path: Path, monkeypatc
     assert in_new_process(tmp_path).startswith("OutageError the Ray cluster at 127.0.0.1:1 does not answer.")
 
 
+@pytest.mark.processes
+def test_a_cluster_is_asked_without_modules_of_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "ray").mkdir()
+    (tmp_path / "ray" / "__init__.py").write_text("open('imported', 'w')")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    connecting._answer("127.0.0.1", mode="token")
+    assert not (tmp_path / "imported").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("ray") is None, reason="ray is not installed")
+def test_a_cluster_that_cannot_be_started_is_one_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "local")
+    monkeypatch.setenv("RAY_TMPDIR", "/proc")
+    assert in_new_process(tmp_path).startswith("OutageError a Ray cluster cannot be started on this machine: ")
+
+
 def test_an_empty_address_is_none_and_one_that_is_refused_reveals_no_password(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
