@@ -114,7 +114,7 @@ class State:
             raise StateError(
                 f"the checkpoint was made with another index{size}: its fingerprint is {self.fingerprint!r}, "
                 f"this index has {fingerprint!r}. Open the index it was made with, or restart the epoch without the "
-                "checkpoint. Lines may only be appended to an index, and not to one of a mixture"
+                "checkpoint. Lines may only be appended to an index, and not to one of a mixture or with buckets"
             )
         if self.order != order:
             is_mixture = order.startswith("mixture(")

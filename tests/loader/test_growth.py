@@ -13,7 +13,18 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader  # type: ignore[import-untyped]
 
-from mpload import Balanced, BlockShuffle, Mixture, MPDataset, MPLoader, Sequential, Shuffle, Topology, Weighted
+from mpload import (
+    Balanced,
+    BlockShuffle,
+    Buckets,
+    Mixture,
+    MPDataset,
+    MPLoader,
+    Sequential,
+    Shuffle,
+    Topology,
+    Weighted,
+)
 from mpload.errors import ArgumentError, StateError
 from tests.support.batches import flat
 from tests.support.growing import HEAD, growing, line, numbers_in, write_numbers
@@ -248,3 +259,12 @@ def test_a_mixture_refuses_a_state_of_shorter_sources_and_does_not_follow_them(t
         dataset.refresh()
     with pytest.raises(StateError, match="not to one of a mixture"):
         growing(Mixture({path: 1.0})).load_state_dict(state)
+
+
+def test_a_state_of_a_shorter_index_with_buckets_is_refused_with_the_reason(tmp_path: Path) -> None:
+    path, buckets = write_numbers(tmp_path / "train.txt", 20), Buckets(by="id", edges=[10])
+    dataset = growing(path, buckets=buckets)
+    next(iter(dataset))
+    write_numbers(path, 30)
+    with pytest.raises(StateError, match=r"Lines may only be appended .* not to one of a mixture or with buckets"):
+        growing(path, buckets=buckets).load_state_dict(dataset.state_dict())
