@@ -104,7 +104,8 @@ from mpload.storage.ranges import LmdbValue as LmdbValue
 from mpload.storage.ranges import RowValue as RowValue
 from mpload.storage.ranges import Span as Span
 from mpload.storage.remote import RemoteStorage as RemoteStorage
-from mpload.telemetry.stats import Latencies as Latencies
+from mpload.telemetry.latencies import Latencies as Latencies
+from mpload.telemetry.server_stats import ServerStats as ServerStats
 from mpload.telemetry.stats import LoaderMemory as LoaderMemory
 from mpload.telemetry.stats import LoaderStats as LoaderStats
 from mpload.telemetry.stats import SourceStats as SourceStats

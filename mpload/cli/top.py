@@ -89,6 +89,12 @@ def _figures(now: Mapping[str, Any], before: Mapping[str, Any], span: LoaderStat
         "num_copied_batches": total.num_copied_batches,
         "sources": {name: asdict(each) for name, each in span.sources.items() if name in earlier.sources},
         "num_sources": now.get("num_sources", 0),
+        "servers": {
+            url: {**each.metrics(), "bytes_per_second": each.received_bytes / seconds}
+            for url, each in span.servers.items()
+            if url in earlier.servers
+        },
+        "num_servers": now.get("num_servers", 0),
         "cache_hit_share": span.timings.num_cache_hits / num_lookups if num_lookups else None,
         "workers": [
             {
@@ -110,7 +116,30 @@ def _shares(timings: Timings, *, seconds: float) -> dict[str, float]:
 
 
 def _tables(loaders: list[dict[str, Any]]) -> Group:
-    return Group(*(table for each in loaders for table in (_workers(each), _sources(each)) if table is not None))
+    tables = (table for each in loaders for table in (_workers(each), _sources(each), _servers(each)))
+    return Group(*(table for table in tables if table is not None))
+
+
+def _servers(loader: Mapping[str, Any]) -> Table | None:
+    """Return a row for each server of samples, or for those that have sent most."""
+    if not loader["servers"]:
+        return None
+    num_more = loader["num_servers"] - len(loader["servers"])
+    caption = f"and {format_counted(num_more, 'server')} more" if num_more else None
+    names = ("server", "requests", "samples", "bytes/s", "latency p50", "failed")
+    table = Table(*names, caption=caption, caption_justify="left", caption_style="")
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for url, each in loader["servers"].items():
+        table.add_row(
+            escape(url),
+            format_count(each["requests"]),
+            format_count(each["samples"]),
+            format_bytes(int(each["bytes_per_second"])),
+            format_seconds(each["latency_p50_seconds"]) if each["requests"] else "",
+            format_count(each["failures"]),
+        )
+    return table
 
 
 def _sources(loader: Mapping[str, Any]) -> Table | None:

@@ -14,6 +14,7 @@ from mpload.client.refusals import differences
 from mpload.errors import ServerError
 from mpload.storage.latencies import Latencies
 from mpload.storage.notices import Notice
+from mpload.telemetry.server_stats import ServerCounts
 from mpload.units import format_seconds
 
 __all__ = ["HEDGES_PER_REQUEST", "Answered", "Asking", "Piece"]
@@ -59,6 +60,8 @@ class _Request:
     body: bytes
     num_samples: int
     sent_at: float
+    latency_seconds: float = 0.0
+    """From sending it until its answer began, or until the worker noticed that."""
 
     def fileno(self) -> int:
         return self.connection.fileno()
@@ -99,6 +102,8 @@ class Asking:
         self._answered_at = [float("-inf")] * len(servers.urls)
         self._open: dict[Piece, _Request] = {}
         self._saved_hedges = 0.0
+        self.counts = ServerCounts()
+        """What servers have done; the caller may take it."""
         self.num_hedges = 0
         """Requests that were made a second time; the caller may reset it."""
 
@@ -196,6 +201,7 @@ class Asking:
         if isinstance(error, Busy):
             self._choice.busy(server, now, error.seconds)
             return
+        self.counts.failed(server)
         for piece in [piece for piece, each in self._open.items() if each.server == server]:
             self._give_up(self._open.pop(piece))
         if self._choice.failed(server, now, str(error)):
@@ -221,6 +227,9 @@ class Asking:
             self._failed(request, error)
             return None
         server, is_first = request.server, request.connection.is_first_answer
+        self.counts.answered(
+            server, num_samples=request.num_samples, num_bytes=num_bytes, latency_seconds=request.latency_seconds
+        )
         self._choice.end(server)
         if request.connection.keep():
             self._idle[server].append(request.connection)
@@ -270,7 +279,7 @@ class Asking:
 
     def _begun(self, request: _Request, deadline: float) -> int | None:
         """Read the head of an answer; return None if the request has failed."""
-        latency_ns = round((time.monotonic() - request.sent_at) * 1e9)
+        request.latency_seconds = time.monotonic() - request.sent_at
         try:
             num_bytes = request.connection.begin(deadline)
         except OtherDataset as other:
@@ -282,7 +291,7 @@ class Asking:
         except RequestError as error:
             self._failed(request, error)
             return None
-        self._latencies[request.server].add(latency_ns, request.num_samples)
+        self._latencies[request.server].add(round(request.latency_seconds * 1e9), request.num_samples)
         return num_bytes
 
     def _refused(self, request: _Request, text: str) -> ServerError:

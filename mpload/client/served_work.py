@@ -99,6 +99,7 @@ class ServedWork:
             for place in range(first, last):
                 blank(dict(arrays), place)
             report.failed(first, str(error), details_of(error))
+        report.tally.add(Tally(numbered=self._asking.counts.take()))
 
     def _body(self, piece: Piece) -> bytes:
         number = BatchNumber.of(piece.task)

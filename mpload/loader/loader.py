@@ -175,9 +175,9 @@ class MPLoader(Guarded, Generic[Batch]):
         self._rest: Epoch | None = None
         self._num_ahead: int | None = None
         self._stream: Stream | None = None
-        self._telemetry = Telemetry(
-            made_here=self._source.made_here, with_page=num_workers != 0, by_source=stats_by_source(self._source)
-        )
+        made_here, by_source = self._source.made_here, stats_by_source(self._source)
+        with_page, urls = num_workers != 0, () if asked is None else asked.urls
+        self._telemetry = Telemetry(made_here=made_here, with_page=with_page, by_source=by_source, server_urls=urls)
         if asked is None:  # otherwise this machine does not limit the loader
             excess = self._source.image_excess
             adviser = Adviser(is_auto=num_workers == "auto", num_cores=share.num_cores, image_excess=excess)

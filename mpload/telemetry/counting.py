@@ -2,13 +2,14 @@
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from mpload.errors import ArgumentError
 from mpload.telemetry.page import StatsPage, page_facts
+from mpload.telemetry.server_stats import stats_by_server
 from mpload.telemetry.stats import LoaderMemory, LoaderStats, SourceStats, WorkerStats, timings_of
-from mpload.transport.messages import Tally
+from mpload.transport.messages import Tally, sum_of
 from mpload.transport.pool import WorkerPool
 
 __all__ = ["Telemetry", "Waited"]
@@ -38,7 +39,12 @@ class Telemetry:
     """Counts for one loader. Not thread-safe: for the thread that iterates the loader."""
 
     def __init__(
-        self, *, made_here: Tally, with_page: bool, by_source: Callable[[], Mapping[str, SourceStats]] = dict
+        self,
+        *,
+        made_here: Tally,
+        with_page: bool,
+        by_source: Callable[[], Mapping[str, SourceStats]] = dict,
+        server_urls: Sequence[str] = (),
     ) -> None:
         """Count from zero.
 
@@ -46,9 +52,11 @@ class Telemetry:
             made_here: the samples that this process itself makes.
             with_page: publish a page that other processes can read (Linux only).
             by_source: returns the samples of each source of a mixture.
+            server_urls: the servers of samples, in the order of their numbers.
         """
         self._made_here = made_here
         self._by_source = by_source
+        self._server_urls = server_urls
         self._by_closed_pools = Tally()
         self._stats = LoaderStats()
         self._last_answer: float | None = None
@@ -122,7 +130,7 @@ class Telemetry:
             tallies += by_worker.values()
             _add_pool(stats, pool)
             stats.workers = tuple(
-                WorkerStats(name=name, pid=pid, timings=timings_of([by_worker.get(name, Tally())]))
+                WorkerStats(name=name, pid=pid, timings=timings_of(by_worker.get(name, Tally())))
                 for name, pid in workers
             )
             slots_bytes = 0 if pool.is_closed else pool.ring.used_bytes  # an error may have closed it
@@ -130,7 +138,9 @@ class Telemetry:
             stats.memory = (
                 LoaderMemory.of(pids, slots_bytes=slots_bytes) if with_memory else LoaderMemory(slots_bytes=slots_bytes)
             )
-        stats.timings = timings_of(tallies)
+        total = sum_of(tallies)
+        stats.timings = timings_of(total)
+        stats.servers = stats_by_server(self._server_urls, total.numbered)
         stats.sources = self._by_source()
         return stats
 

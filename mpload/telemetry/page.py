@@ -17,13 +17,15 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from mpload.telemetry.stats import Latencies, LoaderMemory, LoaderStats, SourceStats, Timings, WorkerStats
+from mpload.telemetry.latencies import Latencies
+from mpload.telemetry.server_stats import ServerStats
+from mpload.telemetry.stats import LoaderMemory, LoaderStats, SourceStats, Timings, WorkerStats
 from mpload.transport.fence import Fence
 from mpload.transport.limits import shared_memory
 
 __all__ = ["PAGE_VERSION", "StatsPage", "page_facts", "read_pages", "stats_of_page"]
 
-PAGE_VERSION = 3
+PAGE_VERSION = 4
 _NAME = "mpload-stats"
 _MAGIC = b"MPLSTATS"
 _HEAD = struct.Struct("<8s3Q")
@@ -34,6 +36,7 @@ _PAGE_BYTES = 1 << 16
 _ATTEMPTS = 100
 _MAX_SOURCES = 32
 _NAMES_BYTES = 1 << 13
+_MAX_SERVERS = 8
 
 
 class StatsPage:
@@ -112,8 +115,10 @@ def _read(path: Path) -> dict[str, Any] | None:
 def page_facts(stats: LoaderStats) -> dict[str, Any]:
     """Return the content of a page: who wrote it and when, and the statistics since the loader was made.
 
-    If a mixture has many sources, only those with most samples are included, because all of them would not fit.
+    If a mixture has many sources, or a loader many servers, only those with most samples are included, because all of
+    them would not fit.
     """
+    servers = sorted(stats.servers.items(), key=lambda server: server[1].num_samples, reverse=True)[:_MAX_SERVERS]
     largest = sorted(stats.sources.items(), key=lambda source: source[1].num_samples, reverse=True)[:_MAX_SOURCES]
     ends = accumulate(len(json.dumps(name)) for name, _ in largest)
     sources = {name: each for (name, each), end in zip(largest, ends, strict=True) if end <= _NAMES_BYTES}
@@ -121,7 +126,8 @@ def page_facts(stats: LoaderStats) -> dict[str, Any]:
         "pid": os.getpid(),
         "monotonic_seconds": time.monotonic(),
         "num_sources": len(stats.sources),
-        "stats": asdict(replace(stats, sources=sources)),
+        "num_servers": len(stats.servers),
+        "stats": asdict(replace(stats, sources=sources, servers=dict(servers))),
     }
 
 
@@ -135,5 +141,10 @@ def stats_of_page(facts: Mapping[str, Any]) -> LoaderStats:
         "memory": LoaderMemory(**stats["memory"]),
         "workers": tuple(WorkerStats(**worker) for worker in workers),
         "sources": {name: SourceStats(**each) for name, each in stats["sources"].items()},
+        "servers": {url: _server(each) for url, each in stats["servers"].items()},
     }
     return LoaderStats(**{**stats, **parts})
+
+
+def _server(found: Mapping[str, Any]) -> ServerStats:
+    return ServerStats(**{**found, "latencies": Latencies(**found["latencies"])})

@@ -1,6 +1,5 @@
 """Statistics of a loader: counts, times, memory, and the stage that limits the rate."""
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 
@@ -9,11 +8,12 @@ from mpload.judgement.verdict import judge
 from mpload.memory.contention import Contention
 from mpload.memory.core_times import CoreShares
 from mpload.memory.usage import anonymous_pss_bytes
+from mpload.telemetry.latencies import Latencies
+from mpload.telemetry.server_stats import ServerStats
 from mpload.transport.messages import Tally
 from mpload.units import format_bytes, format_count, format_seconds, html_table
 
 __all__ = [
-    "Latencies",
     "LoaderMemory",
     "LoaderStats",
     "SourceStats",
@@ -24,8 +24,6 @@ __all__ = [
     "timings_of",
 ]
 
-_BUCKETS_PER_DECADE = 16
-_SHORTEST_SECONDS = 1e-6
 _MAX_SHOWN = 20
 
 
@@ -67,11 +65,8 @@ class Timings:
         return {**parts, Stage.TRANSPORT: self.total_ns - sum(parts.values())}
 
 
-def timings_of(tallies: Iterable[Tally]) -> Timings:
-    """Return the sum of the tallies, with the counters under their names."""
-    total = Tally()
-    for tally in tallies:
-        total.add(tally)
+def timings_of(total: Tally) -> Timings:
+    """Return a tally with the counters under their names."""
     read_ns, decode_ns, transform_ns, num_hits, num_misses, num_hedges, num_served, served_bytes = total.counts
     return Timings(
         num_samples=total.num_samples,
@@ -85,40 +80,6 @@ def timings_of(tallies: Iterable[Tally]) -> Timings:
         num_served=num_served,
         served_bytes=served_bytes,
     )
-
-
-@dataclass(slots=True)
-class Latencies:
-    """A histogram of how long the consumer waited for each batch. The ends of a bucket differ by 16%.
-
-    Memory: constant. There are 160 buckets, from 1 microsecond to 3 hours.
-    """
-
-    counts: list[int] = field(default_factory=lambda: [0] * 160)
-    """Counts by bucket: 16 buckets per factor of ten, starting at 1 microsecond."""
-
-    def add(self, seconds: float) -> None:
-        """Count one duration of `seconds`."""
-        place = math.ceil(_BUCKETS_PER_DECADE * math.log10(max(seconds, _SHORTEST_SECONDS) / _SHORTEST_SECONDS))
-        self.counts[min(place, len(self.counts) - 1)] += 1
-
-    def quantile_seconds(self, share: float) -> float:
-        """Return the quantile `share` of the durations, at most 8% too short or too long, or 0 if there are none."""
-        wanted, seen = share * sum(self.counts), 0
-        for place, count in enumerate(self.counts):
-            seen += count
-            if count and seen >= wanted:
-                middle = max(0.0, place - 0.5)
-                return float(_SHORTEST_SECONDS * 10 ** (middle / _BUCKETS_PER_DECADE))
-        return 0.0
-
-    def copy(self) -> "Latencies":
-        """Return a copy that later calls of `add` do not change."""
-        return Latencies(list(self.counts))
-
-    def since(self, earlier: "Latencies") -> "Latencies":
-        """Return the counts added after `earlier`, which is an older copy."""
-        return Latencies([now - before for now, before in zip(self.counts, earlier.counts, strict=True)])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,6 +170,8 @@ class LoaderStats:
     """The current workers."""
     sources: Mapping[str, SourceStats] = field(default_factory=dict)
     """The samples of each source of a mixture, by its path; empty for other datasets."""
+    servers: Mapping[str, ServerStats] = field(default_factory=dict)
+    """What each server of samples has done, by its URL; empty without `servers=`."""
 
     def since(self, earlier: "LoaderStats") -> "LoaderStats":
         """Return the counts and times since `earlier`. The number of workers and the memory are current."""
@@ -223,6 +186,7 @@ class LoaderStats:
             num_copied_batches=self.num_copied_batches - earlier.num_copied_batches,
             num_deaths=self.num_deaths - earlier.num_deaths,
             sources={name: each.since(earlier.sources.get(name, SourceStats())) for name, each in self.sources.items()},
+            servers={url: each.since(earlier.servers.get(url, ServerStats())) for url, each in self.servers.items()},
         )
 
     @property
@@ -293,16 +257,18 @@ class LoaderStats:
 
     def _facts_of_servers(self) -> dict[str, str]:
         timings = self.timings
-        if not timings.num_served:
+        if not timings.num_served and not self.servers:
             return {}
         share = timings.num_served / max(1, timings.num_samples)
-        speed = f", {format_bytes(int(timings.served_bytes / self.elapsed_seconds))}/s" if self.elapsed_seconds else ""
-        return {"made by servers": f"{share:.1%} of the samples, {format_bytes(timings.served_bytes)}{speed}"}
+        sent = f"{format_bytes(timings.served_bytes)}{self._speed(timings.served_bytes)}"
+        by_url = {url: f"{each}{self._speed(each.received_bytes)}" for url, each in self.servers.items()}
+        return {"made by servers": f"{share:.1%} of the samples, {sent}", **_shown(by_url, "more servers")}
+
+    def _speed(self, num_bytes: int) -> str:
+        return f", {format_bytes(int(num_bytes / self.elapsed_seconds))}/s" if self.elapsed_seconds else ""
 
     def _facts_of_sources(self) -> dict[str, str]:
-        facts = {name: str(each) for name, each in list(self.sources.items())[:_MAX_SHOWN]}
-        num_more = len(self.sources) - len(facts)
-        return {**facts, "more sources": format_count(num_more)} if num_more else facts
+        return _shown({name: str(each) for name, each in self.sources.items()}, "more sources")
 
     def __str__(self) -> str:
         (_, done), *rest = self._facts().items()
@@ -313,6 +279,13 @@ class LoaderStats:
 
     def _repr_html_(self) -> str:
         return html_table("LoaderStats", self._facts())
+
+
+def _shown(facts: dict[str, str], more: str) -> dict[str, str]:
+    """Return the first of many facts, and how many more there are."""
+    shown = dict(list(facts.items())[:_MAX_SHOWN])
+    num_more = len(facts) - len(shown)
+    return {**shown, more: format_count(num_more)} if num_more else shown
 
 
 def running_facts(

@@ -1,10 +1,11 @@
 """Writers for the statistics of a running loader: JSON lines, Prometheus, TensorBoard, or your own object."""
 
 import json
+import math
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
@@ -26,6 +27,10 @@ _COUNTERS = {
     "deaths",
     "source_samples",
     "source_failures",
+    "server_requests",
+    "server_samples",
+    "server_bytes",
+    "server_failures",
 }
 _HELP = {
     "batches": "Batches delivered.",
@@ -50,6 +55,11 @@ _HELP = {
     "copied_batches": "Batches copied because the training loop still held too many earlier ones.",
     "source_samples": "Samples of a source of a mixture in the batches delivered.",
     "source_failures": "Samples of a source of a mixture that failed, and were skipped or substituted.",
+    "server_requests": "Requests that a server of samples has answered.",
+    "server_samples": "Samples in the answers of a server.",
+    "server_bytes": "Bytes of the answers of a server.",
+    "server_failures": "Requests to a server that failed.",
+    "server_latency_p50_seconds": "Median of the times until a server began to answer.",
     "deaths": "Processes of the loader that died and were replaced.",
 }
 _LABEL = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*")
@@ -79,7 +89,8 @@ class Report:
 class JsonLinesWriter:
     """Appends one JSON object per line: `time_seconds` since 1970, the span's metrics, and totals named `total_...`.
 
-    For a mixture, `sources` holds the samples of each source in the span.
+    For a mixture, `sources` holds the samples of each source in the span. `servers` holds what each server of samples
+    has done in the span, by its URL.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -96,6 +107,12 @@ class JsonLinesWriter:
         line: dict[str, Any] = {"time_seconds": round(time.time(), 3), **span.metrics(), **totals}
         if span.sources:
             line["sources"] = {name: asdict(each) for name, each in span.sources.items()}
+        if span.servers:
+            seconds = span.elapsed_seconds or math.inf
+            line["servers"] = {
+                url: {**each.metrics(), "bytes_per_second": each.received_bytes / seconds}
+                for url, each in span.servers.items()
+            }
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
 
@@ -104,8 +121,8 @@ class PrometheusWriter:
     """Maintains a file in the Prometheus text format, for the textfile collector of the node exporter.
 
     Names of metrics begin with `mpload_`, and those of counters end with `_total`. Counters count since the loader was
-    made; the others describe the last interval. The samples of each source of a mixture have the label `source`. The
-    file is replaced atomically.
+    made; the others describe the last interval. The samples of each source of a mixture have the label `source`, and
+    the figures of each server of samples the label `server`. The file is replaced atomically.
 
     Each loader needs a file of its own, and labels that tell it from the machine's other loaders, such as
     `PrometheusWriter(f"train-{rank}.prom", labels={"loader": "train", "rank": str(rank)})`.
@@ -134,25 +151,29 @@ class PrometheusWriter:
         """Replace the file; see `StatsWriter.write`."""
         totals, lines = total.metrics(), list[str]()
         for name, value in span.metrics().items():
-            lines += self._family(name, {None: totals[name] if name in _COUNTERS else value})
+            lines += self._family(name, [({}, totals[name] if name in _COUNTERS else value)])
         if total.sources:
-            lines += self._family("source_samples", {name: each.num_samples for name, each in total.sources.items()})
-            lines += self._family("source_failures", {name: each.num_failed for name, each in total.sources.items()})
+            sources = [({"source": name}, each) for name, each in total.sources.items()]
+            lines += self._family("source_samples", [(label, each.num_samples) for label, each in sources])
+            lines += self._family("source_failures", [(label, each.num_failed) for label, each in sources])
+        for name in next(iter(span.servers.values())).metrics() if span.servers else ():
+            full = f"server_{name}"
+            servers = total.servers if full in _COUNTERS else span.servers
+            lines += self._family(full, [({"server": url}, each.metrics()[name]) for url, each in servers.items()])
         temporary = self._path.with_name(f".{self._path.name}.{os.getpid()}")
         temporary.unlink(missing_ok=True)  # the folder may be shared: do not write through another user's link
         with temporary.open("x", encoding="utf-8") as file:
             file.write("\n".join(lines) + "\n")
         temporary.replace(self._path)
 
-    def _family(self, name: str, values: Mapping[str | None, float]) -> Iterator[str]:
-        """Yield the lines of one metric: a value of the loader, or one of each source of its mixture."""
+    def _family(self, name: str, values: Iterable[tuple[Mapping[str, str], float]]) -> Iterator[str]:
+        """Yield the lines of one metric: its values, each with its further labels."""
         is_counter = name in _COUNTERS
         full = f"mpload_{name}_total" if is_counter else f"mpload_{name}"
         yield f"# HELP {full} {_HELP[name]}"
         yield f"# TYPE {full} {'counter' if is_counter else 'gauge'}"
-        for source, value in values.items():
-            labels = self._labels if source is None else self._labels | {"source": source}
-            pairs = ",".join(f'{label}="{_escaped(str(each))}"' for label, each in labels.items())
+        for further, value in values:
+            pairs = ",".join(f'{label}="{_escaped(str(each))}"' for label, each in {**self._labels, **further}.items())
             yield f"{full}{pairs and f'{{{pairs}}}'} {value:.17g}"
 
 

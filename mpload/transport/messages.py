@@ -6,22 +6,35 @@ import struct
 import sys
 import traceback
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import starmap
 from operator import add
 from typing import Any
 
 from mpload import errors
 from mpload.errors import SampleError, WorkerError, WorkerTraceback, cause_of
 
-__all__ = ["MAX_COUNTS", "NOTICE", "Answer", "Failure", "Tally", "cannot_open", "cause_of", "details_of", "shortened"]
+__all__ = [
+    "MAX_COUNTS",
+    "NOTICE",
+    "Answer",
+    "Failure",
+    "Tally",
+    "cannot_open",
+    "cause_of",
+    "details_of",
+    "shortened",
+    "sum_of",
+]
 
 MAX_COUNTS = 8
 """Number of counters that a work may use."""
 NOTICE = -1
 """Serial number of a message that answers no chunk: its failure is a notice of the work."""
-_HEAD = struct.Struct(f"<{4 + MAX_COUNTS}q")
+_HEAD = struct.Struct(f"<{5 + MAX_COUNTS}q")
+_NUMBERED_COUNT = struct.Struct("<2q")
 _TEXT_CHARACTERS = 1_000_000, 16_000
 """Two limits for the text of all failures in an answer. With the first, the compressed text stays below
 `_MESSAGE_BYTES` if failures are alike, as they mostly are. With the second it always does, even if JSON escapes every
@@ -45,12 +58,24 @@ class Tally:
     busy_ns: int = 0
     counts: list[int] = field(default_factory=lambda: [0] * MAX_COUNTS)
     """Counters of the work, which defines the meaning of each."""
+    numbered: dict[int, int] = field(default_factory=dict)
+    """Further counters of the work, by numbers that it chooses, such as some for each server."""
 
     def add(self, other: "Tally") -> None:
         """Add another tally to this one."""
         self.num_samples += other.num_samples
         self.busy_ns += other.busy_ns
         self.counts = list(map(add, self.counts, other.counts))
+        for number, count in other.numbered.items():
+            self.numbered[number] = self.numbered.get(number, 0) + count
+
+
+def sum_of(tallies: Iterable[Tally]) -> Tally:
+    """Return the sum of tallies."""
+    total = Tally()
+    for tally in tallies:
+        total.add(tally)
+    return total
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,23 +189,27 @@ class Answer:
     def encode(self) -> bytes:
         """Return the answer as one message."""
         tally = self.tally
-        head = _HEAD.pack(self.worker, self.serial, tally.num_samples, tally.busy_ns, *tally.counts)
+        size = len(tally.numbered)
+        head = _HEAD.pack(self.worker, self.serial, tally.num_samples, tally.busy_ns, size, *tally.counts)
+        head += b"".join(starmap(_NUMBERED_COUNT.pack, tally.numbered.items()))
         if not self.failures:
             return head
         for num_characters in _TEXT_CHARACTERS:
             text = zlib.compress(json.dumps(_shortened_texts(self.failures, num_characters)).encode(), level=1)
-            if len(text) <= _MESSAGE_BYTES:
+            if len(head) + len(text) <= _MESSAGE_BYTES:
                 break
         return head + text
 
     @classmethod
     def decode(cls, message: bytes | bytearray) -> "Answer":
         """Return the answer that `encode` turned into `message`."""
-        worker, serial, num_samples, busy_ns, *counts = _HEAD.unpack_from(message)
+        worker, serial, num_samples, busy_ns, size, *counts = _HEAD.unpack_from(message)
+        end = _HEAD.size + size * _NUMBERED_COUNT.size
+        numbered = dict(_NUMBERED_COUNT.iter_unpack(message[_HEAD.size : end])) if size else {}
         failures: tuple[Failure, ...] = ()
-        if len(message) > _HEAD.size:
-            failures = tuple(_failure(*text) for text in json.loads(zlib.decompress(message[_HEAD.size :])))
-        tally = Tally(num_samples=num_samples, busy_ns=busy_ns, counts=counts)
+        if len(message) > end:
+            failures = tuple(_failure(*text) for text in json.loads(zlib.decompress(message[end:])))
+        tally = Tally(num_samples=num_samples, busy_ns=busy_ns, counts=counts, numbered=numbered)
         return cls(worker=worker, serial=serial, tally=tally, failures=failures)
 
 

@@ -98,6 +98,11 @@ def test_server_that_stops_in_the_middle_of_an_epoch_changes_no_batch(folder: Pa
         with pytest.warns(MploadWarning, match=f"{second.url} .* asked again later") as caught:
             found += ids(batches)
         assert found == ids(dataset(folder))
+        stats = loader.stats()
+        assert stats.servers[first.url].num_failures == 0
+        assert stats.servers[second.url].num_failures > 0
+        assert 0 < stats.servers[second.url].num_samples < stats.servers[first.url].num_samples
+        assert f"{second.url}: " in str(stats)
     assert second.num_samples
     assert len(caught) == 1
 

@@ -43,9 +43,15 @@ def served(
         urls = [server.url for server in servers]
         loader = stack.enter_context(MPLoader(dataset(), servers=urls, fallback="raise", num_workers=num_workers))
         batches = [comparable(batch) for _ in range(epochs) for batch in loader]
-        timings = loader.stats().timings
+        stats = loader.stats()
+        timings = stats.timings
         assert timings.num_served == timings.num_samples > 0
-        assert timings.served_bytes > 0
+        assert list(stats.servers) == urls
+        by_server = stats.servers.values()
+        assert sum(each.num_samples for each in by_server) == timings.num_served
+        assert sum(each.received_bytes for each in by_server) == timings.served_bytes > 0
+        assert [each.num_requests for each in by_server] == [sum(each.latencies.counts) for each in by_server]
+        assert not any(each.num_failures for each in by_server)
         assert all(server.num_samples for server in servers)
         return batches
 

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from mpload import MPDataset, MPLoader, PoolOptions, RandomResizedCrop, Topology, WorkerError, build_index
 from mpload.samples import counts
 from mpload.telemetry.counting import Telemetry
-from mpload.telemetry.stats import Latencies, LoaderStats, Stage, Timings, timings_of
-from mpload.transport.messages import Tally
+from mpload.telemetry.latencies import Latencies
+from mpload.telemetry.stats import LoaderStats, Stage, Timings, timings_of
+from mpload.transport.messages import Tally, sum_of
 from mpload.units import MIB
 from tests.support.decoders import add_noise
 from tests.support.map_styles import Killing, Sleeping, Tuples
@@ -58,7 +59,7 @@ def test_the_counters_of_a_work_have_the_same_names_in_the_statistics() -> None:
     for name in counts.__all__:
         tally = Tally(num_samples=1)
         tally.counts[getattr(counts, name)] = 7
-        timings = timings_of([tally, tally])
+        timings = timings_of(sum_of([tally, tally]))
         counted = {field: value for field, value in asdict(timings).items() if value}
         field = name.lower() if name.endswith(("_NS", "_BYTES")) else f"num_{name.lower()}"
         assert counted == {"num_samples": 2, field: 14}

@@ -17,6 +17,7 @@ from rich.console import Console
 from mpload import LoaderStats, MPLoader, SourceStats, Topology
 from mpload.errors import ArgumentError
 from mpload.telemetry.page import StatsPage, page_facts, read_pages, stats_of_page
+from mpload.telemetry.server_stats import ServerCounts, ServerStats, stats_by_server
 from mpload.telemetry.showing import show_progress
 from mpload.telemetry.writers import JsonLinesWriter, PrometheusWriter, TensorBoardWriter
 from tests.support.map_styles import Sleeping, Tuples
@@ -297,3 +298,85 @@ def test_a_loader_that_is_closed_has_no_page() -> None:
         assert [worker["name"] for worker in page["stats"]["workers"]] == ["mpload-worker-0"]
         assert time.monotonic() >= page["monotonic_seconds"]
     assert len(read_pages(os.getpid())) == before
+
+
+SERVED_JOB = """
+import sys
+from pathlib import Path
+from mpload import MPLoader
+from tests.support.batches import numbers
+from tests.support.sample_servers import sample_server
+if __name__ == "__main__":
+    def dataset():
+        return numbers(Path(sys.argv[1]), 400, batch_size=16)
+    with sample_server(dataset()) as one, sample_server(dataset()) as two:
+        with MPLoader(dataset(), servers=[one.url, two.url], num_workers=1) as loader:
+            print(one.url, two.url, flush=True)
+            while True:
+                for batch in loader:
+                    pass
+"""
+
+
+@pytest.mark.processes
+def test_top_shows_each_server_of_samples(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", SERVED_JOB, str(tmp_path)], stdout=subprocess.PIPE, text=True) as job:
+        try:
+            assert job.stdout is not None
+            urls = job.stdout.readline().split()
+            done = _when_some_were_made(job.pid)
+        finally:
+            job.kill()
+    rows = {url: line.split("│") for url in urls for line in done.splitlines() if url in line}
+    assert list(rows) == urls
+    for cells in rows.values():
+        num_requests, num_samples = (int(cell.replace(",", "")) for cell in cells[2:4])
+        assert 0 < num_requests <= num_samples
+        assert "/s" not in cells[4]
+
+
+def _when_some_were_made(pid: int) -> str:
+    """Return what `top` shows once an interval has batches."""
+    for _ in range(20):
+        done = mpload("top", str(pid), "--once", "--interval", "1.5", COLUMNS="200")
+        if done.returncode == 0 and "batch p50" in done.stdout:
+            return done.stdout
+    raise AssertionError(done.stderr)
+
+
+def _server(num_requests: int) -> ServerStats:
+    counts = ServerCounts()
+    for _ in range(num_requests):
+        counts.answered(0, num_samples=16, num_bytes=1000, latency_seconds=0.01)
+        counts.failed(0)
+    return stats_by_server([""], counts.take())[""]
+
+
+def test_the_page_has_room_for_the_busiest_of_many_servers() -> None:
+    servers = {f"http://node{number}:8000": _server(number) for number in range(100)}
+    page = StatsPage()
+    page.write(page_facts(LoaderStats(servers=servers)))
+    (facts,) = (each for each in read_pages(os.getpid()) if each.get("num_servers"))
+    page.close()
+    assert facts["num_servers"] == 100
+    found = stats_of_page(facts).servers
+    assert found
+    assert list(found.items()) == list(servers.items())[: -len(found) - 1 : -1]
+
+
+def test_writers_have_the_figures_of_each_server(tmp_path: Path) -> None:
+    total = LoaderStats(servers={"http://a": _server(5), 'http://"b': _server(0)}, elapsed_seconds=4)
+    span = total.since(LoaderStats(servers={"http://a": _server(3)}, elapsed_seconds=2))
+    JsonLinesWriter(tmp_path / "stats.jsonl").write(span, total)
+    line = json.loads((tmp_path / "stats.jsonl").read_text())
+    latency = line["servers"]["http://a"].pop("latency_p50_seconds")
+    assert latency == pytest.approx(0.01, rel=0.08)
+    counted = {"requests": 2, "samples": 32, "bytes": 2000, "failures": 2, "bytes_per_second": 1000}
+    assert line["servers"]["http://a"] == counted
+    PrometheusWriter(tmp_path / "mpload.prom").write(span, total)
+    families = {each.name: each for each in text_string_to_metric_families((tmp_path / "mpload.prom").read_text())}
+    for name, value in {"requests": 5, "samples": 80, "bytes": 5000, "failures": 5}.items():
+        found = {each.labels["server"]: each.value for each in families[f"mpload_server_{name}"].samples}
+        assert found == {"http://a": value, 'http://"b': 0}
+    (first, _) = families["mpload_server_latency_p50_seconds"].samples
+    assert first.value == latency

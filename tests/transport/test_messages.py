@@ -11,12 +11,15 @@ from mpload.transport.messages import MAX_COUNTS, Answer, Failure, Tally, cause_
 DETAILS = st.dictionaries(st.text(max_size=9), st.none() | st.integers() | st.text(max_size=9), max_size=3)
 
 
-@given(st.lists(st.tuples(st.integers(0, 1000), st.text(max_size=50), DETAILS), max_size=16))
-def test_answers_survive_encoding(failures: list[tuple[int, str, dict[str, Any]]]) -> None:
+@given(
+    st.lists(st.tuples(st.integers(0, 1000), st.text(max_size=50), DETAILS), max_size=16),
+    st.dictionaries(st.integers(0, 1 << 40), st.integers(0, 1 << 60), max_size=9),
+)
+def test_answers_survive_encoding(failures: list[tuple[int, str, dict[str, Any]]], numbered: dict[int, int]) -> None:
     answer = Answer(
         worker=3,
         serial=1 << 60,
-        tally=Tally(num_samples=1, busy_ns=2, counts=list(range(3, 3 + MAX_COUNTS))),
+        tally=Tally(num_samples=1, busy_ns=2, counts=list(range(3, 3 + MAX_COUNTS)), numbered=numbered),
         failures=tuple(Failure(sample=s, cause=c, details=d) for s, c, d in failures),
     )
     assert Answer.decode(answer.encode()) == answer
@@ -24,7 +27,8 @@ def test_answers_survive_encoding(failures: list[tuple[int, str, dict[str, Any]]
 
 def test_an_answer_fits_a_message_whatever_its_failures_say() -> None:
     failures = tuple(Failure(sample=n, cause="\U0001f600" * 10**6, details={"x": "y" * 10**6}) for n in range(64))
-    assert len(Answer(worker=0, serial=1, failures=failures).encode()) < 200_000
+    tally = Tally(numbered=dict.fromkeys(range(4000), 1))
+    assert len(Answer(worker=0, serial=1, tally=tally, failures=failures).encode()) <= 200_000
 
 
 def test_samples_that_fail_alike_all_keep_their_causes() -> None:
