@@ -31,7 +31,7 @@ MAY_IMPORT = {
     "ingest": BOTTOM | {"index", "storage", "images"},
     "samples": GROUND | {"index"},
     "device": BOTTOM | {"images", "plan"},
-    "client": GROUND | {"index", "samples"},
+    "client": GROUND | {"index", "samples", "telemetry"},
     "loader": LOADER | {"client"},
     "servers": LOADER | {"loader", "client"},
     "tools": LOADER | {"loader", "ingest"},

@@ -25,7 +25,7 @@ class Latencies:
     Memory: constant. There are 160 buckets, from 1 microsecond to 3 hours.
     """
 
-    counts: list[int] = field(default_factory=lambda: [0] * _NUM_BUCKETS)
+    counts: list[int] = field(default_factory=lambda: [0] * 160)
     """Counts by bucket: 16 buckets per factor of ten, starting at 1 microsecond."""
 
     def add(self, seconds: float) -> None:
