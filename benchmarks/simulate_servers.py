@@ -23,6 +23,9 @@ from typing import Any
 import numpy as np
 from records import write_record
 
+from mpload import Servers, Topology
+from mpload.client.choice import Nearest
+
 IMAGE_BYTES = 3 * 224 * 224
 CORES = 64
 SPARE = 0.1
@@ -31,7 +34,7 @@ RESTART_SECONDS = 120.0
 TIME_LIMIT_SECONDS, HEDGE_SECONDS, RESET_SECONDS = 30.0, 0.5, 0.1
 AHEAD_SECONDS = 1.0
 WORKERS = 16
-"""Of each trainer. Each worker keeps a connection to each server."""
+"""Of each trainer. Each worker keeps a connection to each server that its rank asks."""
 DAY_SECONDS = 86_400.0
 
 
@@ -95,12 +98,19 @@ def simulate(job: Job, *, rng: np.random.Generator, is_hedged: bool) -> dict[str
         "used_up_first": min(rates, key=lambda name: rates[name] / _asked(job, name, num_servers)),
         "trainer_rate": round(min(job.rate, at_most)),
         "server_cores_used": round(min(1.0, of_server / rates["server's processor"]) * CORES, 1),
-        "connections_of_server": job.num_trainers * WORKERS,
+        "connections_of_server": WORKERS * math.ceil(job.num_trainers * num_asked(job, num_servers) / num_servers),
         "epoch_seconds": round(seconds),
         "num_deaths": int(num_deaths),
         "stalled_share": stalled / seconds,
         "short_share": short / seconds,
     }
+
+
+def num_asked(job: Job, num_servers: int) -> int:
+    """Return how many servers each trainer asks."""
+    servers = Servers(urls=[f"http://node{number}" for number in range(num_servers)])
+    topology = Topology(rank=0, world_size=job.num_trainers)
+    return Nearest.of(servers.urls, topology, servers_per_rank=servers.servers_per_rank).num_few
 
 
 def _asked(job: Job, part: str, num_servers: int) -> float:

@@ -3,15 +3,16 @@
 import random
 import select
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from mpload.client.choice import Choice
+from mpload.client.choice import Choice, Nearest
 from mpload.client.connection import Busy, Connection, OtherDataset, Refused, RequestError, tls_for
 from mpload.client.options import Servers, longest_pause_of
 from mpload.client.protocol import AnswerHead, Description
 from mpload.client.refusals import differences
 from mpload.errors import ServerError
+from mpload.plan.topology import Topology
 from mpload.storage.latencies import Latencies
 from mpload.storage.notices import Notice
 from mpload.telemetry.server_stats import ServerCounts
@@ -37,6 +38,8 @@ class Piece:
     task: tuple[int, ...]
     first: int
     last: int
+    turn: int = 0
+    """Its place among the pieces of the epoch. Servers take turns."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,11 +60,15 @@ class _Request:
 
     server: int
     connection: Connection
+    piece: Piece
     body: bytes
-    num_samples: int
     sent_at: float
     latency_seconds: float = 0.0
     """From sending it until its answer began, or until the worker noticed that."""
+
+    @property
+    def num_samples(self) -> int:
+        return self.piece.last - self.piece.first
 
     def fileno(self) -> int:
         return self.connection.fileno()
@@ -77,15 +84,12 @@ class Asking:
     Args:
         servers: whom to ask.
         description: of the samples that are wanted.
-        worker: number of the worker. Each begins with another server.
         notify: called when a server fails, and when it answers again.
 
     Process: each has its own. Connections are made when they are needed.
     """
 
-    def __init__(
-        self, servers: Servers, description: Description, *, worker: int, notify: Callable[[Notice], None]
-    ) -> None:
+    def __init__(self, servers: Servers, description: Description, *, notify: Callable[[Notice], None]) -> None:
         self._servers = servers
         self._description = description
         self._digest = description.digest
@@ -93,10 +97,10 @@ class Asking:
         self._tls = tls_for(servers)
         self._choice = Choice(
             len(servers.urls),
-            first=worker,
             jitter=random.Random().random,
             longest_pause_seconds=longest_pause_of(servers),
         )
+        self._topology: Topology | None = None
         self._idle: list[list[Connection]] = [[] for _ in servers.urls]
         self._latencies = [Latencies() for _ in servers.urls]
         self._answered_at = [float("-inf")] * len(servers.urls)
@@ -107,6 +111,13 @@ class Asking:
         self.num_hedges = 0
         """Requests that were made a second time; the caller may reset it."""
 
+    def use_topology(self, topology: Topology) -> None:
+        """Ask the servers of this rank from now on."""
+        if topology != self._topology:
+            self._topology = topology
+            few = self._servers.servers_per_rank
+            self._choice.nearest = Nearest.of(self._servers.urls, topology, servers_per_rank=few)
+
     def ask_ahead(self, wanted: Mapping[Piece, Callable[[], bytes]]) -> None:
         """Keep a request open for each of these pieces if a server is available, and give up all other requests.
 
@@ -116,7 +127,7 @@ class Asking:
             self._give_up(self._open.pop(piece))
         for piece, body in wanted.items():
             if piece not in self._open:
-                request = self._sent(body(), num_samples=piece.last - piece.first)
+                request = self._sent(piece, body())
                 if request is None:
                     return
                 self._open[piece] = request
@@ -142,7 +153,7 @@ class Asking:
             is_local = self._servers.fallback == "local"
             limit_seconds = self._servers.request_timeout_seconds if is_local else self._servers.retry_seconds
             if now - began < limit_seconds or now == began:
-                request = self._taken(piece) or self._sent(body(), num_samples=piece.last - piece.first)
+                request = self._taken(piece) or self._sent(piece, body())
                 if request is not None:
                     answered = self._received(request, read)
                     if answered is not None:
@@ -173,15 +184,15 @@ class Asking:
         told = zip(self._servers.urls, self._choice.problems, strict=True)
         return "; ".join(f"{url} {problem or 'was not asked'}" for url, problem in told)
 
-    def _sent(self, body: bytes, *, num_samples: int, without: Sequence[int] = ()) -> _Request | None:
+    def _sent(self, piece: Piece, body: bytes, *, without: Sequence[int] = ()) -> _Request | None:
         """Send a request to the next server; return None if there is none, or it fails."""
         now = time.monotonic()
-        server = self._choice.pick(now, without=without)
+        server = self._choice.pick(piece.turn, now, without=without)
         if server is None:
             return None
         idle = self._idle[server]
         connection = idle.pop() if idle else Connection(self._servers.urls[server], self._servers, self._tls)
-        request = _Request(server=server, connection=connection, body=body, num_samples=num_samples, sent_at=now)
+        request = _Request(server=server, connection=connection, piece=piece, body=body, sent_at=now)
         try:
             connection.ask(body, self._digest)
         except RequestError as error:
@@ -231,13 +242,21 @@ class Asking:
             server, num_samples=request.num_samples, num_bytes=num_bytes, latency_seconds=request.latency_seconds
         )
         self._choice.end(server)
+        self._answered_at[server] = time.monotonic()
+        was_failing = self._choice.answered(server)
         if request.connection.keep():
             self._idle[server].append(request.connection)
-        self._answered_at[server] = time.monotonic()
-        if self._choice.answered(server):
+        self._close_far(self._choice.few(self._answered_at[server]))
+        if was_failing:
             url = self._servers.urls[server]
             self._notify(Notice(place=url, is_outage=False, text=f"{url} makes samples again"))
         return Answered(server=server, head=head, num_bytes=num_bytes, is_first=is_first)
+
+    def _close_far(self, near: Collection[int]) -> None:
+        """Close the connections to servers that have stood in for others."""
+        for server, idle in enumerate(self._idle):
+            while idle and server not in near:
+                idle.pop().close()
 
     def _first_to_answer(self, request: _Request) -> tuple[_Request, int] | None:
         """Wait for an answer, and return what was answered and the size of the answer; None if all have failed."""
@@ -307,7 +326,7 @@ class Asking:
     def _hedged(self, request: _Request) -> _Request | None:
         if self._saved_hedges < 1:
             return None
-        second = self._sent(request.body, num_samples=request.num_samples, without=[request.server])
+        second = self._sent(request.piece, request.body, without=[request.server])
         if second is not None:
             self._saved_hedges -= 1
             self.num_hedges += 1

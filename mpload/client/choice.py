@@ -1,14 +1,44 @@
-"""Which server a worker asks next. Pure: the caller passes the time."""
+"""Which servers a rank asks, and which of them next. Pure: the caller passes the time."""
 
 import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 
-__all__ = ["LONGEST_PAUSE_SECONDS", "SHORTEST_PAUSE_SECONDS", "Choice"]
+from mpload.plan.topology import Topology
+
+__all__ = ["LONGEST_PAUSE_SECONDS", "SHORTEST_PAUSE_SECONDS", "Choice", "Nearest"]
 
 SHORTEST_PAUSE_SECONDS = 0.5
 """How long a server is left out after it has failed. Each further failure doubles the pause."""
 LONGEST_PAUSE_SECONDS = 30.0
+_MORE_OWED = 1
+"""How many more answers a server may owe than the least busy one, and still be asked for what is its turn."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Nearest:
+    """The servers of a rank: it asks the first few of `order`, and the next ones if some of those fail."""
+
+    order: tuple[int, ...]
+    """The numbers of all servers."""
+    num_few: int
+
+    @classmethod
+    def of(cls, urls: Sequence[str], topology: Topology, *, servers_per_rank: int) -> "Nearest":
+        """Return the servers of a rank. All jobs with these servers and as many ranks have the same.
+
+        Ranks take `servers_per_rank` servers each, or more if servers were left with fewer than that many ranks. They
+        take them in turn, so that no server has two ranks more than another. What stands in for a server that fails is
+        drawn for each rank (rendezvous hashing), so that its load is spread over all others.
+        """
+        num_servers, num_ranks = len(urls), topology.world_size
+        num_few = min(num_servers, max(servers_per_rank, -(-servers_per_rank * num_servers // num_ranks)))
+        in_turn = sorted(range(num_servers), key=urls.__getitem__)
+        few = [in_turn[(topology.rank * num_few + place) % num_servers] for place in range(num_few)]
+        others = set(in_turn).difference(few)
+        drawn = sorted(others, key=lambda number: blake2b(f"{topology.rank} {urls[number]}".encode()).digest())
+        return cls(order=(*few, *drawn), num_few=num_few)
 
 
 @dataclass(slots=True)
@@ -22,14 +52,13 @@ class _Server:
 
 
 class Choice:
-    """Chooses the server that owes this worker the fewest answers, in turn if several do.
+    """Chooses among the few servers that are nearest in turn, unless one owes this worker much more than another.
 
     A server that fails is left out, for a pause that doubles with each failure. After it, one request at a time shows
-    whether the server is back.
+    whether the server is back. Meanwhile the next one in order takes its place.
 
     Args:
         num_servers: number of servers.
-        first: the server that comes first, so that the workers begin with different ones.
         jitter: returns a random number in [0, 1), so that the workers do not return to a server all at once.
         longest_pause_seconds: upper limit of a pause, without its jitter.
     """
@@ -38,33 +67,48 @@ class Choice:
         self,
         num_servers: int,
         *,
-        first: int,
         jitter: Callable[[], float],
         longest_pause_seconds: float = LONGEST_PAUSE_SECONDS,
     ) -> None:
         self._servers = [_Server() for _ in range(num_servers)]
-        self._turn = first % num_servers
+        self.nearest = Nearest(order=tuple(range(num_servers)), num_few=num_servers)
+        """The servers of this worker's rank; the caller may set it."""
         self._jitter = jitter
         self._longest_seconds = longest_pause_seconds
 
-    def pick(self, now: float, *, without: Collection[int] = ()) -> int | None:
-        """Return the number of the server to ask, and count the request; None if none may be asked now."""
-        ready = [
-            number for number in range(len(self._servers)) if number not in without and self._is_ready(number, now)
-        ]
+    def pick(self, turn: int, now: float, *, without: Collection[int] = ()) -> int | None:
+        """Return the number of the server to ask, and count the request; None if none may be asked now.
+
+        Args:
+            turn: number of the request. Equal requests of several jobs have the same, and so meet the same server.
+            now: the time.
+            without: servers that are not wanted.
+        """
+        few = self.few(now, without=without)
+        start = turn % max(1, len(few))
+        ready = [number for number in few[start:] + few[:start] if self._is_ready(number)]
         if not ready:
             return None
-        chosen = min(ready, key=lambda number: (self._servers[number].num_unanswered, self._places_after_turn(number)))
-        self._turn = (chosen + 1) % len(self._servers)
+        most = _MORE_OWED + min(self._servers[number].num_unanswered for number in ready)
+        chosen = next(number for number in ready if self._servers[number].num_unanswered <= most)
         self._servers[chosen].num_unanswered += 1
         return chosen
 
-    def _is_ready(self, number: int, now: float) -> bool:
-        server = self._servers[number]
-        return now >= server.resumes_at and not (server.pause_seconds and server.num_unanswered)
+    def few(self, now: float, *, without: Collection[int] = ()) -> list[int]:
+        """Return the servers to choose among: the nearest that answer, and those before them that may be back."""
+        found, num_sound = list[int](), 0
+        for number in self.nearest.order:
+            server = self._servers[number]
+            if number not in without and now >= server.resumes_at:
+                found.append(number)
+                num_sound += not server.pause_seconds
+                if num_sound == self.nearest.num_few:
+                    break
+        return found
 
-    def _places_after_turn(self, number: int) -> int:
-        return (number - self._turn) % len(self._servers)
+    def _is_ready(self, number: int) -> bool:
+        server = self._servers[number]
+        return not (server.pause_seconds and server.num_unanswered)
 
     def end(self, number: int) -> None:
         """Count a request as no longer open: it was answered, has failed, or was given up."""

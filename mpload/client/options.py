@@ -42,6 +42,10 @@ class Servers:
     """Time limit for making a connection."""
     retry_seconds: float = 120.0
     """With `fallback="raise"`: how long a worker waits for any server to answer."""
+    servers_per_rank: int = 4
+    """How many of the servers each rank asks, so that a server of a large job does not have connections of all its
+    workers. A rank asks more if there are so many servers that each would have fewer than this many ranks; a single
+    rank asks all. If a server fails, another one takes its place."""
     ca_file: str | None = None
     """The certificates that sign those of the servers, as a PEM file; None means the system's. For `https` only."""
 
@@ -60,6 +64,8 @@ class Servers:
         for name in ("request_timeout_seconds", "connect_timeout_seconds", "retry_seconds"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ArgumentError(f"{name} must be positive and finite, got {getattr(self, name)}")
+        if self.servers_per_rank < 1:
+            raise ArgumentError(f"servers_per_rank must be at least 1, got {self.servers_per_rank}")
 
     @property
     def longest_seconds(self) -> float:

@@ -61,7 +61,7 @@ class ServedWork:
         self.work.open(worker)
         self._asks = self.servers.asking_workers is None or worker < self.servers.asking_workers
         self._report: ChunkReport | None = None
-        self._asking = Asking(self.servers, self.description, worker=worker, notify=self._notify)
+        self._asking = Asking(self.servers, self.description, notify=self._notify)
         self._unchecked = dict.fromkeys(range(len(self.servers.urls)), 0 if worker else _MAX_CHECKS)
         self._compared = set[int]()  # servers whose samples could be compared
 
@@ -86,10 +86,10 @@ class ServedWork:
             self.work.fill(task, arrays, first, last, report)
             return
         self._report = report
-        pieces = list(_pieces(task, first, last))
-        later = [
-            piece for chunk in report.upcoming(_MAX_OPEN - 1) for piece in _pieces(chunk.task, chunk.first, chunk.last)
-        ]
+        self._asking.use_topology(BatchNumber.of(task).topology)
+        pieces = list(self._pieces(task, first, last))
+        chunks = report.upcoming(_MAX_OPEN - 1)
+        later = [piece for chunk in chunks for piece in self._pieces(chunk.task, chunk.first, chunk.last)]
         try:
             for number, piece in enumerate(pieces):
                 wanted = [*pieces[number:], *later][:_MAX_OPEN]
@@ -100,6 +100,15 @@ class ServedWork:
                 blank(dict(arrays), place)
             report.failed(first, str(error), details_of(error))
         report.tally.add(Tally(numbered=self._asking.counts.take()))
+
+    def _pieces(self, task: tuple[int, ...], first: int, last: int) -> Iterator[Piece]:
+        number, batching = BatchNumber.of(task), self.work.batching
+        batch_first = number.start // number.topology.world_size
+        if batching.buckets is None:
+            batch_first += number.batch * batching.batch_size
+        for start in range(first, last, MAX_SAMPLES):
+            end = min(start + MAX_SAMPLES, last)
+            yield Piece(task, start, end, turn=(batch_first + start) // (end - start))
 
     def _body(self, piece: Piece) -> bytes:
         number = BatchNumber.of(piece.task)
@@ -172,11 +181,6 @@ class ServedWork:
                     )
             self._unchecked[answered.server] = 0
             self._compared.add(answered.server)
-
-
-def _pieces(task: tuple[int, ...], first: int, last: int) -> Iterator[Piece]:
-    for start in range(first, last, MAX_SAMPLES):
-        yield Piece(task, start, min(start + MAX_SAMPLES, last))
 
 
 def _read(arrays: Mapping[str, Any], piece: Piece, connection: Connection, num_bytes: int) -> AnswerHead:

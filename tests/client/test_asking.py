@@ -12,7 +12,7 @@ _DESCRIPTION = Description(index="index", pipeline="pipeline", fields=())
 
 
 def _asking(servers: Servers, notices: list[Notice]) -> Asking:
-    return Asking(servers, _DESCRIPTION, worker=0, notify=notices.append)
+    return Asking(servers, _DESCRIPTION, notify=notices.append)
 
 
 def test_server_that_has_failed_gets_little_time_to_show_that_it_is_back() -> None:

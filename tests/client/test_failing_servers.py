@@ -8,14 +8,14 @@ import threading
 import time
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mpload import ErrorPolicy, MPDataset, MPLoader, Servers
+from mpload import ErrorPolicy, MPDataset, MPLoader, Servers, Topology
 from mpload.errors import MploadWarning, ServerError
 from tests.support.batches import ids, numbers
 from tests.support.raw_server import Answer, head, raw_server
@@ -115,6 +115,27 @@ def test_workers_that_do_not_ask_make_samples_at_the_same_time(folder: Path) -> 
         server.answer = delayed
         assert ids(loader) == ids(dataset(folder))
         assert 0 < loader.stats().timings.num_served < NUM_SAMPLES
+
+
+def test_rank_asks_few_servers_and_another_one_takes_the_place_of_one_that_stops(folder: Path) -> None:
+    def of_rank() -> MPDataset[Any]:
+        return dataset(folder, topology=Topology(rank=3, world_size=8), batch_size=1)
+
+    with ExitStack() as stack:
+        servers = {each.url: each for each in (stack.enter_context(sample_server(of_rank())) for _ in range(6))}
+        loader = stack.enter_context(
+            MPLoader(of_rank(), servers=Servers(urls=[*servers], fallback="raise"), num_workers=2)
+        )
+        batches = iter(loader)
+        found = ids(next(batches) for _ in range(20))
+        asked = {url for url, server in servers.items() if server.num_requests}
+        assert len(asked) == 4
+        gone = asked.pop()
+        stop(servers[gone])
+        with pytest.warns(MploadWarning, match=f"{gone} .* asked again later"):
+            found += ids(batches)
+        assert found == ids(of_rank())
+        assert {url for url, server in servers.items() if server.num_requests} > {*asked, gone}
 
 
 def test_all_servers_gone_and_samples_are_made_here(folder: Path) -> None:

@@ -182,3 +182,30 @@ def test_epoch_that_is_left_early_leaves_no_answer_to_the_next(folder: Path) -> 
             batches, right = iter(loader), iter(expected)
             for _ in range(1 + epoch):
                 assert same(next(batches), next(right))
+
+
+def test_equal_jobs_ask_the_same_server_for_the_same_samples(folder: Path) -> None:
+    def dataset() -> MPDataset[Any]:
+        return numbers(folder, 1200, batch_size=48, seed=3)
+
+    num_servers = 3
+    with ExitStack() as stack:
+        asked: list[dict[bytes, int]] = []  # by job: which server was asked for an answer
+        servers = [stack.enter_context(sample_server(dataset())) for _ in range(num_servers)]
+        for number, server in enumerate(servers):
+            server.answer = lambda _, made, number=number: bool(asked[-1].update({_samples_in(made): number}))
+        for _ in range(2):
+            asked.append({})
+            urls = [server.url for server in servers]
+            with MPLoader(dataset(), servers=urls, fallback="raise", num_workers=2) as loader:
+                assert ids(loader) == ids(dataset())
+        both = asked[0].keys() & asked[1].keys()
+        assert len(both) > len(asked[0]) / 2
+        num_same = sum(asked[0][each] == asked[1][each] for each in both)
+        assert num_same > 0.6 * len(both)  # by chance, a third of them
+        assert set(asked[0].values()) == set(range(num_servers))
+
+
+def _samples_in(answer: bytes) -> bytes:
+    """Return an answer without its head, which holds times."""
+    return answer[4 + int.from_bytes(answer[:4], "little") :]
