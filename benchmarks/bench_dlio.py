@@ -3,22 +3,22 @@
     python benchmarks/bench_dlio.py --environments DIR [--data DIR] [--only WORKLOAD ...]
     python benchmarks/bench_dlio.py --quick
 
-DLIO 2.0, the driver of MLPerf Storage, trains without an accelerator: it asks its loader for a batch, and sleeps as long
-as an H100 takes for a step. The accelerator utilisation is the share of the time that it sleeps, without the first step
-of each epoch. Samples have the sizes of DLIO's own workloads, in files that its PyTorch loader can read, one each:
+DLIO 2.0, the driver of MLPerf Storage, trains without an accelerator: it asks its loader for a batch, and sleeps as
+long as an H100 takes for a step. The accelerator utilisation is the share of the time that it sleeps, without the first
+step of each epoch. Samples have the sizes of DLIO's own workloads, in files that its PyTorch loader can read, one each:
 
 - resnet50: JPEGs of 114,660 bytes, batches of 400, steps of 224 ms;
 - unet3d: .npz of 146 MB on average, batches of 7, steps of 323 ms;
 - cosmoflow: .npz of 2.8 MB, batches of 1, steps of 3.5 ms.
 
-There are fewer files than in MLPerf Storage. They are in the page cache, so loaders are compared, not disks. All loaders
-call the same reader of DLIO, which decodes a file and then returns an array that is always the same. So they do the same
-work, and as a check the bytes are counted that all processes read. Files are shuffled. dlio_driver.py says what else is
-changed about DLIO, for all of them.
+There are fewer files than in MLPerf Storage. They are in the page cache, so loaders are compared, not disks. All
+loaders call the same reader of DLIO, which decodes a file and then returns an array that is always the same. So they do
+the same work, and as a check the bytes are counted that all processes read. Files are shuffled. dlio_driver.py says
+what else is changed about DLIO, for all of them.
 
-Each contestant runs with the number of workers that was fastest in a trial. They take turns in random order, each turn
-in a fresh process of three epochs. Each has an environment under `--environments`, which is made if it is missing.
-DLIO's DALI loader needs one of its own: with NumPy 2 it fails from the 257th sample on.
+Each contestant runs with the number of workers that was fastest in a trial of one epoch. They take turns in random
+order, each turn in a fresh process of two epochs. Each has an environment under `--environments`, which is made if it
+is missing. DLIO's DALI loader needs one of its own: with NumPy 2 it fails from the 257th sample on.
 
 `--quick` runs mpload alone with small files, where DLIO is installed. Records: benchmarks/records/dlio.jsonl.
 """
@@ -27,23 +27,26 @@ import argparse
 import json
 import os
 import random
-import statistics
+import signal
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from contestants import HERE, OWN, CannotRunError, environment
+from contestants import HERE, CannotRunError, environment
 from records import write_record
 
 DLIO = "dlio-benchmark==2.0.0"
 """Installed without its dependencies: one of them is a placeholder for a package of another index."""
-EPOCHS = 3
-MAX_SECONDS = 150
+EPOCHS = 2
+WORKER_COUNTS = (2, 4)
+MAX_SECONDS = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,13 +56,15 @@ class Workload:
     name: str
     format: str
     num_files: int
+    num_names: int = 1
+    """How many names each file has, for more steps in an epoch from no more memory."""
     record_bytes: int | None = None
     """What DLIO takes for the size of a sample; None means that of its own workload."""
 
     def options(self, data: Path) -> list[str]:
         dataset: dict[str, object] = {
             "format": self.format,
-            "num_files_train": self.num_files,
+            "num_files_train": self.num_files * self.num_names,
             "num_samples_per_file": 1,
             "data_folder": data / self.name,
         }
@@ -70,10 +75,10 @@ class Workload:
 
 WORKLOADS = (
     Workload(name="resnet50", format="jpeg", num_files=4000, record_bytes=451 * 451),  # pixels; 114,660 bytes as a JPEG
-    Workload(name="unet3d", format="npz", num_files=28),
+    Workload(name="unet3d", format="npz", num_files=28, num_names=2),
     Workload(name="cosmoflow", format="npz", num_files=600),
 )
-QUICK = Workload(name="cosmoflow", format="npz", num_files=8, record_bytes=10_000)
+CHECKED = Workload(name="cosmoflow", format="npz", num_files=24, record_bytes=10_000)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +88,6 @@ class Contestant:
     name: str
     loader: str
     environment: str
-    worker_counts: tuple[int, ...] = (2, 4)
 
     @property
     def options(self) -> list[str]:
@@ -118,38 +122,45 @@ def run_dlio(python: Path, options: Sequence[str], out: Path) -> None:
     ]
     path = os.pathsep.join([str(HERE), str(HERE.parent)])
     variables = {"PYTHONPATH": path, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-    try:
-        done = subprocess.run(
-            command,
-            cwd=out,
-            env={**os.environ, **variables},
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=MAX_SECONDS,
+    with (out / "log.txt").open("w") as log:
+        process = subprocess.Popen(
+            command, cwd=out, env={**os.environ, **variables}, stdout=log, stderr=log, start_new_session=True
         )
+    try:
+        status = process.wait(MAX_SECONDS)
     except subprocess.TimeoutExpired:
         raise CannotRunError(f"no end after {MAX_SECONDS} s") from None
-    if done.returncode:
-        errors = [line for line in done.stderr.splitlines() if "Error" in line]
-        raise CannotRunError((errors or done.stderr.splitlines() or ["?"])[-1][:300])
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # DALI's workers outlive their parent
+        process.wait()
+    if status:
+        lines = (out / "log.txt").read_text(encoding="utf-8", errors="replace").splitlines()
+        raise CannotRunError(([line for line in lines if "Error" in line] or lines or ["?"])[-1][:300])
 
 
 def generate(python: Path, workload: Workload, data: Path) -> None:
     """Let DLIO write the files of a workload, unless they are there."""
-    if not (data / workload.name / "train").exists():
+    folder = data / workload.name / "train"
+    if not folder.exists():
         flags = ["++workload.workflow.generate_data=True", "++workload.workflow.train=False"]
+        options = [*replace(workload, num_names=1).options(data), "++workload.reader.data_loader=pytorch", *flags]
         with tempfile.TemporaryDirectory() as out:
-            run_dlio(python, [*workload.options(data), "++workload.reader.data_loader=pytorch", *flags], Path(out))
-    for file in sorted((data / workload.name / "train").iterdir()):
+            run_dlio(python, options, Path(out))
+        for file in sorted(folder.iterdir()):
+            for number in range(1, workload.num_names):
+                os.link(file, folder / f"{number}-{file.name}")
+    for file in folder.iterdir():
         file.read_bytes()  # brings it into the page cache
 
 
-def measured(contestant: Contestant, python: Path, workload: Workload, data: Path, num_workers: int) -> dict[str, Any]:
+def measured(
+    contestant: Contestant, python: Path, workload: Workload, data: Path, *, num_workers: int, num_epochs: int = EPOCHS
+) -> dict[str, Any]:
     """Return what DLIO says about the epochs of a run."""
     reader = {"read_threads": num_workers, "sample_shuffle": "seed"}
     options = [f"++workload.reader.{key}={value}" for key, value in reader.items()]
-    options += [f"++workload.train.epochs={EPOCHS}", *contestant.options]
+    options += [f"++workload.train.epochs={num_epochs}", *contestant.options]
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder)
         run_dlio(python, [*workload.options(data), *options], out)
@@ -162,34 +173,60 @@ def measured(contestant: Contestant, python: Path, workload: Workload, data: Pat
     }
 
 
+def check(contestant: Contestant, python: Path, data: Path) -> None:
+    """Raise `CannotRunError` unless each of two epochs reads every sample once."""
+    generate(python, CHECKED, data)
+    reader = {"read_threads": 2, "sample_shuffle": "seed", "reader_classname": "dlio_reader.NotingReader"}
+    options = [f"++workload.reader.{key}={value}" for key, value in reader.items()]
+    options += ["++workload.train.epochs=2", *contestant.options]
+    with tempfile.TemporaryDirectory() as folder:
+        run_dlio(python, [*CHECKED.options(data), *options], Path(folder))
+        notes = Path(folder).glob("*.samples")
+        found = Counter(int(line) for file in notes for line in file.read_text(encoding="ascii").splitlines())
+    if found != dict.fromkeys(range(CHECKED.num_files), 2):
+        raise CannotRunError(f"does not read every sample once an epoch: {dict(found)}"[:300])
+
+
+def best_number(contestant: Contestant, python: Path, workload: Workload, data: Path) -> int:
+    """Return the fastest number of workers in a trial, whose result is kept in a file."""
+    kept = data / f"{workload.name}-{contestant.loader}.trial"
+    if not kept.exists():
+        rates = {}
+        for number in WORKER_COUNTS:
+            found = measured(contestant, python, workload, data, num_workers=number, num_epochs=1)
+            rates[number] = found["samples_per_second"][0]
+        print(f"  {workload.name}, {contestant.name}: samples/s by number of workers {rates}", flush=True)
+        kept.write_text(str(max(rates, key=rates.__getitem__)), encoding="ascii")
+    return int(kept.read_text(encoding="ascii"))
+
+
 def race(workload: Workload, pythons: dict[Contestant, Path], data: Path, num_rounds: int) -> None:
     """Find each contestant's best number of workers, let them take turns, and write the records."""
     best: dict[Contestant, int] = {}
-    turns: dict[Contestant, list[dict[str, Any]]] = {}
-    failed: dict[Contestant, str] = {}
     for contestant, python in pythons.items():
         try:
-            rates = {
-                number: statistics.median(measured(contestant, python, workload, data, number)["samples_per_second"])
-                for number in contestant.worker_counts
-            }
+            check(contestant, python, data / "checked")
+            best[contestant] = best_number(contestant, python, workload, data)
         except CannotRunError as error:
-            failed[contestant] = str(error)
-            continue
-        print(f"  {workload.name}, {contestant.name}: samples/s by workers {rates}", flush=True)
-        best[contestant], turns[contestant] = max(rates, key=lambda number: rates[number]), []
+            write(workload, contestant, {}, {"failed": str(error)})
+    turns: dict[Contestant, list[dict[str, Any]]] = {contestant: [] for contestant in best}
     for number in range(num_rounds):
         for contestant in random.Random(number).sample(list(best), len(best)):
-            turns[contestant].append(measured(contestant, pythons[contestant], workload, data, best[contestant]))
+            options = {"num_workers": best[contestant]}
+            turns[contestant].append(measured(contestant, pythons[contestant], workload, data, **options))
     total_bytes = EPOCHS * sum(file.stat().st_size for file in (data / workload.name / "train").iterdir())
-    for contestant, of_contestant in turns.items():
+    for contestant, of_contestant in turns.items() if num_rounds else ():
         figures = {key: [value for turn in of_contestant for value in turn[key]] for key in of_contestant[0]}
         read = figures.pop("read_bytes")
         figures["read_share_of_files"] = [round(each / total_bytes, 3) for each in read]
-        case = {"num_files": workload.num_files, "format": workload.format, "num_workers": best[contestant]}
+        case = {
+            "dlio": DLIO,
+            "num_files": workload.num_files,
+            "num_names": workload.num_names,
+            "format": workload.format,
+            "num_workers": best[contestant],
+        }
         write(workload, contestant, case, figures)
-    for contestant, reason in failed.items():
-        write(workload, contestant, {}, {"failed": reason})
 
 
 def write(workload: Workload, contestant: Contestant, case: dict[str, Any], figures: dict[str, Any]) -> None:
@@ -203,7 +240,7 @@ def main() -> None:
     parser.add_argument("--environments", type=Path, help="folder of the contestants' virtual environments")
     parser.add_argument("--data", type=Path, help="folder that keeps the files, 6 GB; default: a temporary one")
     parser.add_argument("--only", nargs="+", choices=[each.name for each in WORKLOADS], help="run only these workloads")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=3, help="0: only find the best numbers of workers")
     arguments = parser.parse_args()
     if not arguments.quick and arguments.environments is None:
         parser.error("pass --environments DIR or --quick")
@@ -214,8 +251,8 @@ def main() -> None:
                 print("not run: dlio_benchmark is not installed here")
                 return
             python = Path(sys.executable)
-            generate(python, QUICK, data)
-            print(measured(CONTESTANTS[0], python, QUICK, data, num_workers=2))
+            check(CONTESTANTS[0], python, data)
+            print(measured(CONTESTANTS[0], python, CHECKED, data, num_workers=2))
             return
         folder = arguments.environments.absolute()
         pythons = {contestant: installed(contestant.environment, folder) for contestant in CONTESTANTS}

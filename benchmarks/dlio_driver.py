@@ -2,8 +2,9 @@
 
     python -c "import dlio_driver; dlio_driver.main()" workload=resnet50_h100 ...
 
-- For every sample, DLIO 2.0 writes out the list of all files, for a message of debugging that is not shown. With
-  thousands of files this takes longer than reading an image. Here the list is written as three dots.
+- For every sample, DLIO 2.0 writes out the list of all files, and its DALI loader that of all samples, for messages of
+  debugging that are not shown. With thousands of files this takes longer than reading an image. Here the lists are
+  written as three dots.
 - DLIO 2.0 imports TensorFlow for a profiler. It starts without one here.
 
 Both hold for all contestants. This file runs in the environment of each of them, so it does not import mpload.
@@ -18,11 +19,18 @@ from typing import Any
 
 import psutil
 
-__all__ = ["ShortFiles", "main"]
+__all__ = ["ShortFiles", "ShortNumbers", "main"]
 
 
 class ShortFiles(dict[int, Any]):
     """The file of each sample."""
+
+    def __repr__(self) -> str:
+        return "..."
+
+
+class ShortNumbers(list[int]):
+    """The numbers of the samples."""
 
     def __repr__(self) -> str:
         return "..."
@@ -48,8 +56,22 @@ def main() -> None:
 
     ConfigArguments.get_global_map_index = list_files_shortly
     dlio.DLIOBenchmark.run = run_and_count
+    if any(option.endswith("data_loader=dali") for option in sys.argv):
+        shorten_numbers()
     dlio.main()
     os._exit(0)  # the results are written; waiting for the threads of a contestant would only take time
+
+
+def shorten_numbers() -> None:
+    from dlio_benchmark.data_loader.dali_data_loader import DaliIndexDataset
+
+    prepare = DaliIndexDataset.__init__
+
+    def prepare_shortly(dataset: Any, *arguments: Any) -> None:
+        prepare(dataset, *arguments)
+        dataset.indices = ShortNumbers(dataset.indices)
+
+    DaliIndexDataset.__init__ = prepare_shortly
 
 
 def read_bytes() -> int:
