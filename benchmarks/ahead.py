@@ -26,6 +26,7 @@ def ahead() -> str:
         *_start(),
         *_small_samples(),
         *_limited(),
+        *_busy(),
     ]
     lines = [f"- {case}: {'; '.join(names)}.\n" for case, names in cases if names]
     return "".join(lines) or "- None.\n"
@@ -122,3 +123,15 @@ def _limited() -> Iterator[Better]:
     ours = max(rate for name, rate in rates.items() if not _is_peer(name))
     names = [f"{name} ({rate:,.0f})" for name, rate in rates.items() if _is_peer(name) and rate > ours]
     yield f"samples/s from a throttled disk, with data that do not fit into memory (mpload {ours:,.0f})", names
+
+
+def _busy() -> Iterator[Better]:
+    shares: dict[str, dict[str, float]] = {}
+    for record in latest("dlio", "workload", "contestant"):
+        if "failed" not in record["figures"]:
+            of_workload = shares.setdefault(record["case"]["workload"], {})
+            of_workload[record["case"]["contestant"]] = median(record["figures"]["utilisation_percent"])
+    for workload, of_workload in shares.items():
+        ours = of_workload["mpload"]
+        names = [f"{name} ({share:.1f} %)" for name, share in of_workload.items() if share > ours]
+        yield f"accelerator utilisation in DLIO's {workload} (mpload {ours:.1f} %)", names

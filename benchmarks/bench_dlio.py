@@ -16,9 +16,9 @@ loaders call the same reader of DLIO, which decodes a file and then returns an a
 the same work, and as a check the bytes are counted that all processes read. Files are shuffled. dlio_driver.py says
 what else is changed about DLIO, for all of them.
 
-Each contestant runs with the number of workers that was fastest in a trial of one epoch. They take turns in random
-order, each turn in a fresh process of two epochs. Each has an environment under `--environments`, which is made if it
-is missing. DLIO's DALI loader needs one of its own: with NumPy 2 it fails from the 257th sample on.
+Each contestant runs with the numbers of workers and of batches ahead that were fastest in a trial of one epoch. They
+take turns in random order, each turn in a fresh process of two epochs. Each has an environment under `--environments`,
+which is made if it is missing. DLIO's DALI loader needs one of its own: with NumPy 2 it fails from the 257th sample on.
 
 `--quick` runs mpload alone with small files, where DLIO is installed. Records: benchmarks/records/dlio.jsonl.
 """
@@ -34,7 +34,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -45,7 +45,6 @@ from records import write_record
 DLIO = "dlio-benchmark==2.0.0"
 """Installed without its dependencies: one of them is a placeholder for a package of another index."""
 EPOCHS = 2
-WORKER_COUNTS = (2, 4)
 MAX_SECONDS = 100
 
 
@@ -82,12 +81,31 @@ CHECKED = Workload(name="cosmoflow", format="npz", num_files=24, record_bytes=10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What a user of DLIO would try out."""
+
+    num_workers: int
+    prefetch_size: int = 2
+    """Number of batches that are made ahead, in all; 2 is DLIO's own. mpload ignores it."""
+
+    @property
+    def options(self) -> list[str]:
+        values = {"read_threads": self.num_workers, "prefetch_size": self.prefetch_size, "sample_shuffle": "seed"}
+        return [f"++workload.reader.{key}={value}" for key, value in values.items()]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Contestant:
     """A loader, as DLIO is told to use it."""
 
     name: str
     loader: str
     environment: str
+    settings: tuple[Setting, ...] = (
+        Setting(num_workers=2),
+        Setting(num_workers=2, prefetch_size=8),
+        Setting(num_workers=4, prefetch_size=8),
+    )
 
     @property
     def options(self) -> list[str]:
@@ -98,7 +116,12 @@ class Contestant:
 
 
 CONTESTANTS = (
-    Contestant(name="mpload", loader="mpload", environment="dlio"),
+    Contestant(
+        name="mpload",
+        loader="mpload",
+        environment="dlio",
+        settings=(Setting(num_workers=2), Setting(num_workers=4)),
+    ),
     Contestant(name="DLIO's PyTorch loader", loader="pytorch", environment="dlio"),
     Contestant(name="DLIO's DALI loader", loader="dali", environment="dlio-dali"),
 )
@@ -155,12 +178,10 @@ def generate(python: Path, workload: Workload, data: Path) -> None:
 
 
 def measured(
-    contestant: Contestant, python: Path, workload: Workload, data: Path, *, num_workers: int, num_epochs: int = EPOCHS
+    contestant: Contestant, python: Path, workload: Workload, data: Path, setting: Setting, num_epochs: int = EPOCHS
 ) -> dict[str, Any]:
     """Return what DLIO says about the epochs of a run."""
-    reader = {"read_threads": num_workers, "sample_shuffle": "seed"}
-    options = [f"++workload.reader.{key}={value}" for key, value in reader.items()]
-    options += [f"++workload.train.epochs={num_epochs}", *contestant.options]
+    options = [*setting.options, *contestant.options, f"++workload.train.epochs={num_epochs}"]
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder)
         run_dlio(python, [*workload.options(data), *options], out)
@@ -176,9 +197,8 @@ def measured(
 def check(contestant: Contestant, python: Path, data: Path) -> None:
     """Raise `CannotRunError` unless each of two epochs reads every sample once."""
     generate(python, CHECKED, data)
-    reader = {"read_threads": 2, "sample_shuffle": "seed", "reader_classname": "dlio_reader.NotingReader"}
-    options = [f"++workload.reader.{key}={value}" for key, value in reader.items()]
-    options += ["++workload.train.epochs=2", *contestant.options]
+    noting = "++workload.reader.reader_classname=dlio_reader.NotingReader"
+    options = [*contestant.settings[0].options, *contestant.options, noting, "++workload.train.epochs=2"]
     with tempfile.TemporaryDirectory() as folder:
         run_dlio(python, [*CHECKED.options(data), *options], Path(folder))
         notes = Path(folder).glob("*.samples")
@@ -187,33 +207,32 @@ def check(contestant: Contestant, python: Path, data: Path) -> None:
         raise CannotRunError(f"does not read every sample once an epoch: {dict(found)}"[:300])
 
 
-def best_number(contestant: Contestant, python: Path, workload: Workload, data: Path) -> int:
-    """Return the fastest number of workers in a trial, whose result is kept in a file."""
+def best_setting(contestant: Contestant, python: Path, workload: Workload, data: Path) -> Setting:
+    """Return the fastest setting in a trial, whose result is kept in a file."""
     kept = data / f"{workload.name}-{contestant.loader}.trial"
     if not kept.exists():
         rates = {}
-        for number in WORKER_COUNTS:
-            found = measured(contestant, python, workload, data, num_workers=number, num_epochs=1)
-            rates[number] = found["samples_per_second"][0]
-        print(f"  {workload.name}, {contestant.name}: samples/s by number of workers {rates}", flush=True)
-        kept.write_text(str(max(rates, key=rates.__getitem__)), encoding="ascii")
-    return int(kept.read_text(encoding="ascii"))
+        for setting in contestant.settings:
+            found = measured(contestant, python, workload, data, setting, num_epochs=1)
+            rates[setting] = found["samples_per_second"][0]
+        print(f"  {workload.name}, {contestant.name}: samples/s by setting {rates}", flush=True)
+        kept.write_text(json.dumps(asdict(max(rates, key=rates.__getitem__))), encoding="ascii")
+    return Setting(**json.loads(kept.read_text(encoding="ascii")))
 
 
 def race(workload: Workload, pythons: dict[Contestant, Path], data: Path, num_rounds: int) -> None:
-    """Find each contestant's best number of workers, let them take turns, and write the records."""
-    best: dict[Contestant, int] = {}
+    """Find each contestant's best setting, let them take turns, and write the records."""
+    best: dict[Contestant, Setting] = {}
     for contestant, python in pythons.items():
         try:
             check(contestant, python, data / "checked")
-            best[contestant] = best_number(contestant, python, workload, data)
+            best[contestant] = best_setting(contestant, python, workload, data)
         except CannotRunError as error:
             write(workload, contestant, {}, {"failed": str(error)})
     turns: dict[Contestant, list[dict[str, Any]]] = {contestant: [] for contestant in best}
     for number in range(num_rounds):
         for contestant in random.Random(number).sample(list(best), len(best)):
-            options = {"num_workers": best[contestant]}
-            turns[contestant].append(measured(contestant, pythons[contestant], workload, data, **options))
+            turns[contestant].append(measured(contestant, pythons[contestant], workload, data, best[contestant]))
     total_bytes = EPOCHS * sum(file.stat().st_size for file in (data / workload.name / "train").iterdir())
     for contestant, of_contestant in turns.items() if num_rounds else ():
         figures = {key: [value for turn in of_contestant for value in turn[key]] for key in of_contestant[0]}
@@ -224,7 +243,7 @@ def race(workload: Workload, pythons: dict[Contestant, Path], data: Path, num_ro
             "num_files": workload.num_files,
             "num_names": workload.num_names,
             "format": workload.format,
-            "num_workers": best[contestant],
+            **asdict(best[contestant]),
         }
         write(workload, contestant, case, figures)
 
@@ -240,7 +259,7 @@ def main() -> None:
     parser.add_argument("--environments", type=Path, help="folder of the contestants' virtual environments")
     parser.add_argument("--data", type=Path, help="folder that keeps the files, 6 GB; default: a temporary one")
     parser.add_argument("--only", nargs="+", choices=[each.name for each in WORKLOADS], help="run only these workloads")
-    parser.add_argument("--rounds", type=int, default=3, help="0: only find the best numbers of workers")
+    parser.add_argument("--rounds", type=int, default=3, help="0: only find the best settings")
     arguments = parser.parse_args()
     if not arguments.quick and arguments.environments is None:
         parser.error("pass --environments DIR or --quick")
@@ -252,7 +271,7 @@ def main() -> None:
                 return
             python = Path(sys.executable)
             check(CONTESTANTS[0], python, data)
-            print(measured(CONTESTANTS[0], python, CHECKED, data, num_workers=2))
+            print(measured(CONTESTANTS[0], python, CHECKED, data, Setting(num_workers=2)))
             return
         folder = arguments.environments.absolute()
         pythons = {contestant: installed(contestant.environment, folder) for contestant in CONTESTANTS}

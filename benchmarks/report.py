@@ -18,6 +18,7 @@ from ahead import ahead
 from auto_rows import auto_header, auto_rows
 from bench_repeated import OFFERS
 from contestants import ENTRIES, LISTS
+from dlio_rows import DLIO_HEADER, dlio_rows
 from doctor_rows import DOCTOR_HEADER, doctor_rows
 from fault_rows import FAULT_HEADER, fault_rows
 from hits import draw_hits
@@ -338,6 +339,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "collate": collate,
     "servers": servers,
     "simulation": lambda: markdown(SIMULATION_HEADER, simulation_rows(), num_names=6),
+    "dlio": lambda: markdown(DLIO_HEADER, dlio_rows(), num_names=2),
     "doctor": lambda: markdown(DOCTOR_HEADER, doctor_rows(), num_names=3),
     "faults": lambda: markdown(FAULT_HEADER, fault_rows(), num_names=3),
     "leaders": lambda: race_table("leaders"),  # the longer race among the fastest contestants
