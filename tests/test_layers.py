@@ -35,7 +35,7 @@ MAY_IMPORT = {
     "loader": LOADER | {"client"},
     "servers": LOADER | {"loader", "client"},
     "tools": LOADER | {"loader", "ingest"},
-    "ray": BOTTOM,
+    "ray": BOTTOM | {"storage"},
     "cli": LOADER | {"loader", "ingest", "tools", "servers", "client", "ray"},
     "__main__": {"cli"},
 }
