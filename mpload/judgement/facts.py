@@ -166,6 +166,8 @@ class Alternative:
     decode: Cost
     mean_bytes: float | None = None
     """The mean stored size of a sample after the change. None if it stays the same."""
+    read: Cost | None = None
+    """The cost of reading a sample from the page cache after the change. None if it stays the same."""
     detail: str = ""
     """What a remedy needs to name: the short side in pixels, or the Python expression of a decoder."""
     is_bound: bool = False
@@ -325,6 +327,8 @@ class Facts:
     storage: StorageSpeed = field(default_factory=StorageSpeed)
     environment: Environment = field(default_factory=Environment)
     decode: Cost = field(default_factory=Cost)
+    decode_alone: Cost | None = None
+    """The cost of decoding if there were no transform: workers then decode a chunk with one call. None: the same."""
     transform: Cost = field(default_factory=Cost)
     transport: Cost = field(default_factory=Cost)
     """The cost to move a sample to the training process, as far as trials with empty samples do not show it."""

@@ -292,15 +292,14 @@ def _words_of(facts: Facts, chosen: Alternative) -> str:
 
 
 def _changed(facts: Facts, chosen: Alternative) -> Facts:
-    after = replace(facts, decode=chosen.decode)
-    if chosen.mean_bytes is None or facts.samples.mean_bytes is None:
-        return after
-    read, smaller_share = facts.storage.read, chosen.mean_bytes / facts.samples.mean_bytes
-    cpu_seconds = min(read.cpu_seconds, max(_OPEN_SECONDS, smaller_share * read.cpu_seconds))
+    read = facts.storage.read
+    if chosen.read is not None:
+        read = replace(read, cpu_seconds=min(read.cpu_seconds, chosen.read.cpu_seconds))
     return replace(
-        after,
-        storage=replace(facts.storage, read=replace(read, cpu_seconds=cpu_seconds)),
-        samples=replace(facts.samples, mean_bytes=chosen.mean_bytes),
+        facts,
+        decode=chosen.decode,
+        storage=replace(facts.storage, read=read),
+        samples=replace(facts.samples, mean_bytes=chosen.mean_bytes or facts.samples.mean_bytes),
     )
 
 
@@ -333,7 +332,10 @@ def _cheaper_transform(facts: Facts) -> Iterator[_Candidate]:
         text = f"Make the transform cheaper, or do it on the device (DevicePrefetcher(device_transform=...)): {takes}"
         if cost.wait_seconds > cost.cpu_seconds:
             text = f"Let the transform wait less: {takes}, most of which it waits"
-        yield Remedy(text=text, bound=Bound.AT_MOST), replace(facts, transform=Cost())
+        yield (
+            Remedy(text=text, bound=Bound.AT_MOST),
+            replace(facts, decode=facts.decode_alone or facts.decode, transform=Cost()),
+        )
 
 
 def _more_cores(facts: Facts) -> Iterator[_Candidate]:

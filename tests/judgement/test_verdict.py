@@ -57,6 +57,15 @@ def test_too_few_workers_are_reported_with_a_sufficient_number() -> None:
     assert first.gain == pytest.approx(3200 * 1.04e-3)
 
 
+def test_without_the_transform_workers_decode_faster_if_they_then_decode_in_bulk() -> None:
+    slow = plain(num_workers=8, step_seconds=1e-5, decode=Cost(cpu_seconds=1e-3), transform=Cost(cpu_seconds=5e-3))
+    gains = []
+    for alone in (None, Cost(cpu_seconds=5e-4)):
+        found = replace(slow, decode_alone=alone)
+        gains += [each.gain for each in remedies(found, judge(found)) if "Make the transform cheaper" in each.text]
+    assert gains == [pytest.approx(6.04 / 1.04), pytest.approx(6.04 / 0.54)]
+
+
 def test_several_jobs_share_the_storage_and_several_gpus_the_cores() -> None:
     alone = predict(plain())
     shared = predict(plain(job=Job(batch_size=32, num_workers=4, step_seconds=0.01, num_jobs=10)))

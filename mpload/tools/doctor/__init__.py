@@ -5,6 +5,7 @@ examine       measures, judges, and tries the first remedies
 subject       what is examined: an MPDataset or a map-style dataset
 samples       measures the cost of samples: read, decode, transform
 alternatives  measures cheaper ways to decode the same samples
+chunks        decodes images as a worker does
 stopwatch     measures CPU time and waiting time of a callable
 storage       measures the storage: cold and warm, one read at a time and many at once
 changes       applies a remedy to a sample of the dataset, to try it

@@ -1,11 +1,12 @@
 """Measures cheaper ways to decode the same samples: other files, another decoder, a row index."""
 
+import tempfile
 import time
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,23 +17,22 @@ from mpload.images.baseline import SymbolCounts
 from mpload.images.decoders import ImageDecoder, RandomResizedCrop, ResizeCenterCrop
 from mpload.images.image import image_format, open_image
 from mpload.images.jpeg_header import is_progressive
-from mpload.index.index import Record
+from mpload.index.columns import ColumnType
 from mpload.judgement.facts import Alternative, Change, Cost
 from mpload.judgement.remedies import resize_to
 from mpload.samples.cache.compact import compact
 from mpload.samples.pipeline import Pipeline
-from mpload.samples.policy import ErrorPolicy
-from mpload.samples.row_index import decode_with_rows
 from mpload.samples.transforms import takes
-from mpload.tools.doctor.stopwatch import Stopwatch
+from mpload.storage.local import LocalStorage
+from mpload.tools.doctor.chunks import ChunkDecoder, decodes_in_bulk
 from mpload.tools.pack.options import PackOptions, stored_as
-from mpload.tools.rows import Entry
 
-__all__ = ["OneValueCache", "format_of", "measure_alternatives", "native_decoder", "short_side"]
+__all__ = ["Decoding", "format_of", "measure_decoding", "native_decoder", "short_side"]
 
 _LARGER = 1.05
 """Images must be larger than needed by this factor before smaller copies are tried."""
-_MIN_IMAGES = 5
+_MIN_IMAGES, _CHUNK = 5, 8
+_PREPARING_SHARE = 0.4
 _WORTH_NAMING = 0.9
 
 
@@ -42,150 +42,150 @@ def format_of(data: bytes) -> str:
     return "progressive JPEG" if name == "JPEG" and is_progressive(data) else name
 
 
-class OneValueCache:
-    """A cache that returns `data` for every sample."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decoding:
+    """What it costs to decode images, as workers do."""
 
-    def __init__(self) -> None:
-        self.data = b""
-
-    def read(self, sample_id: int, paths: object, read: object) -> list[bytes]:
-        """Return `data`."""
-        del sample_id, paths, read
-        return [self.data]
-
-    def has(self, sample_id: int) -> bool:
-        """Return True."""
-        del sample_id
-        return True
+    now: Cost
+    """As it is done now."""
+    read: Cost | None = None
+    """What it costs to read an image from the page cache, if workers read many with one call. None if they do not."""
+    alone: Cost | None = None
+    """Without the transform. None if that makes no difference."""
+    alternatives: tuple[Alternative, ...] = ()
+    """The ways that are cheaper."""
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Way:
-    """A way to decode: the bytes it takes, and the decoder."""
+    """A way to decode."""
 
     change: Change | None
-    stored: Callable[[bytes], bytes]
-    pipeline: Pipeline
-    watch: Stopwatch
+    stored: Callable[[bytes], bytes] = bytes
+    """Returns the bytes that are stored instead of a file's."""
+    decode: Callable[..., Any]
+    in_bulk: bool
+    is_packed: bool = False
+    """Whether it takes shards."""
+    makes_smaller: bool = False
+    """Whether the stored images have fewer pixels."""
     detail: str = ""
-    sizes: list[int] = field(default_factory=list)
 
 
-class _Rows(defaultdict[int, Entry]):
-    """A row index in memory, made while photos are decoded."""
-
-    def decoder(self, decode: Callable[..., Any], sample_id: int, place: int) -> Callable[..., Any]:
-        """Return `decode` for one photo."""
-        del place
-        return partial(decode_with_rows, decode, self[sample_id])
-
-
-def measure_alternatives(
+def measure_decoding(
     pipeline: Pipeline,
-    originals: Sequence[tuple[Record, bytes]],
+    images: Sequence[bytes],
     *,
-    decode: Cost,
+    one_by_one: tuple[Cost, Cost],
     decoded_shape: tuple[int, ...] | None,
     output_shape: tuple[int, ...] | None,
-    has_cache: bool,
     seconds: float,
-) -> tuple[Alternative, ...]:
-    """Decode the same images in each way that suits them, in turn, for about `seconds`. Return those that are faster.
+) -> Decoding:
+    """Decode the same images in each way that suits them, in turn, for about `seconds`.
 
     Args:
-        pipeline: how samples are made now, with one decoder.
-        originals: records and the bytes of their images.
-        decode: the mean cost of decoding now.
-        decoded_shape: the shape of a decoded sample, if all have the same.
-        output_shape: the shape of a sample after the transform, if all have the same.
-        has_cache: whether samples are cached already.
-        seconds: for how long to measure.
+        pipeline: How samples are made now, with one decoder.
+        images: The bytes of some images, as the decoder gets them.
+        one_by_one: The mean cost of decoding now, sample by sample: of all images that were measured, and of `images`.
+        decoded_shape: The shape of a decoded sample, if all have the same.
+        output_shape: The shape of a sample after the transform, if all have the same.
+        seconds: For how long to measure.
     """
+    of_all, of_these = one_by_one
     sides = short_side(decoded_shape), short_side(output_shape)
-    ways = _ways(pipeline, [data for _, data in originals], sides, has_cache=has_cache)
-    if len(ways) < 2 or len(originals) < _MIN_IMAGES:
-        return ()
-    deadline = time.monotonic() + seconds
-    for number, (record, data) in enumerate(originals):
-        stored = []
+    ways = _ways(pipeline, images, sides)
+    ends = time.monotonic() + _PREPARING_SHARE * seconds
+    stored: list[list[bytes]] = []
+    for data in images if ways and of_these.seconds else ():
         with suppress(MploadError):
-            stored = [way.stored(data) for way in ways]
-        for way, taken in zip(ways, stored, strict=False):
-            _decode(way, record, taken)
-        if time.monotonic() > deadline and number >= _MIN_IMAGES:
+            stored.append([way.stored(data) for way in ways])
+        if time.monotonic() > ends and len(stored) >= _CHUNK:
             break
-    now, *others = ways
-    before = now.watch.cost(len(now.watch.cpu))
-    if not before.seconds:
-        return ()
-    scale = decode.seconds / before.seconds  # from these images to all of them
-    return tuple(
-        Alternative(
-            change=Change(way.change or ""),
-            decode=after.times(scale),
-            mean_bytes=float(np.mean(way.sizes)) if way.change in {Change.RESIZED, Change.CACHED_RESIZED} else None,
-            detail=way.detail,
-        )
-        for way in others
-        if 0 < (after := way.watch.cost(len(way.watch.cpu))).seconds < _WORTH_NAMING * before.seconds
+    if len(stored) < _MIN_IMAGES:
+        return Decoding(now=of_all)
+    is_packed = pipeline.index.columns[pipeline.sources[0]].type is ColumnType.SPAN
+    with tempfile.TemporaryDirectory(prefix="mpload-doctor-") as folder:
+        decoders = [
+            ChunkDecoder(
+                [each[number] for each in stored],
+                way.decode,
+                folder=Path(folder, str(number)),
+                is_packed=is_packed or way.is_packed,
+                in_bulk=way.in_bulk,
+                notes_rows=pipeline.row_index is not None or way.change is Change.ROW_INDEX,
+            )
+            for number, way in enumerate(ways)
+        ]
+        ends = time.monotonic() + (1 - _PREPARING_SHARE) * seconds
+        for first in range(0, len(stored), _CHUNK):
+            for decoder in decoders:
+                decoder.measure(range(first, min(first + _CHUNK, len(stored))))
+            if time.monotonic() > ends:
+                break
+    scale = of_all.seconds / of_these.seconds
+    costs = [decoder.decode.times(scale) for decoder in decoders]
+    found = {way.change: cost for way, cost in zip(ways[1:], costs[1:], strict=True)}
+    return Decoding(
+        now=costs[0] if costs[0].seconds else of_all,
+        read=decoders[0].read if ways[0].in_bulk and type(pipeline.opened_storage) is LocalStorage else None,
+        alone=found.get(None),
+        alternatives=tuple(
+            Alternative(
+                change=way.change,
+                decode=found[way.change],
+                mean_bytes=float(np.mean([len(each[number]) for each in stored])) if way.makes_smaller else None,
+                read=decoders[number].read if way.is_packed else None,
+                detail=way.detail,
+            )
+            for number, way in enumerate(ways)
+            if way.change is not None and 0 < found[way.change].seconds < _WORTH_NAMING * costs[0].seconds
+        ),
     )
 
 
-def _decode(way: _Way, record: Record, data: bytes) -> None:
-    cache = way.pipeline.cache
-    assert isinstance(cache, OneValueCache)
-    cache.data = data
-    with suppress(MploadError):
-        # The first time pays for what another way has evicted from the processor's caches, or makes an entry of rows.
-        way.pipeline.sample(record, seed=0, epoch=0)
-        way.watch(record, seed=0, epoch=0)
-        way.sizes.append(len(data))
-
-
-def _ways(
-    pipeline: Pipeline, images: list[bytes], sides: tuple[int | None, int | None], *, has_cache: bool
-) -> list[_Way]:
-    """Return how images are decoded now, and then every other way that suits them.
+def _ways(pipeline: Pipeline, images: Sequence[bytes], sides: tuple[int | None, int | None]) -> list[_Way]:
+    """Return how images are decoded now, then how they would be without the transform, and every way that suits them.
 
     `sides` are the shorter sides of all decoded images, and of all samples; None if they vary.
     """
-
-    def way(
-        change: Change | None, *, stored: Any = bytes, decode: Any = None, detail: str = "", rows: Any = None
-    ) -> _Way:
-        other = Pipeline(
-            index=pipeline.index,
-            decode=decode or pipeline.decode,
-            policy=ErrorPolicy(),
-            cache=OneValueCache(),
-            row_index=rows,
-        )
-        return _Way(change=change, stored=stored, pipeline=other, watch=Stopwatch(other.sample), detail=detail)
-
     formats = [format_of(data) for data in images]
     if not all(formats):
         return []
+    has_transform = pipeline.transform is not None
+
+    def way(
+        change: Change | None, *, decode: Any = pipeline.decode, is_alone: bool = not has_transform, **options: Any
+    ) -> _Way:
+        return _Way(change=change, decode=decode, in_bulk=is_alone and decodes_in_bulk(pipeline, decode), **options)
+
     ways = [way(None)]
+    if has_transform and decodes_in_bulk(pipeline, pipeline.decode):
+        ways.append(way(None, is_alone=True))
     if "progressive JPEG" in formats and (rewrite := _rewriter(images)) is not None:
-        ways.append(way(Change.BASELINE, stored=rewrite))
+        ways.append(way(Change.BASELINE, stored=rewrite, is_packed=True))
     decoded_side, side = sides
     if side is not None:
         short = resize_to(side)
         if _median_side(images) > _LARGER * short or not all("JPEG" in name for name in formats):
             options = PackOptions(resize_short=short)
-            ways.append(way(Change.RESIZED, stored=lambda data: stored_as(data, options)[1], detail=str(short)))
-            if not has_cache and side <= 256:
-                ways.append(way(Change.CACHED_RESIZED, stored=compact))
+            smaller = partial(way, makes_smaller=True)
+            ways.append(
+                smaller(
+                    Change.RESIZED, stored=lambda data: stored_as(data, options)[1], is_packed=True, detail=str(short)
+                )
+            )
+            if pipeline.cache is None and side <= 256:
+                ways.append(smaller(Change.CACHED_RESIZED, stored=compact, is_alone=False))
     if not type(pipeline.decode).__module__.startswith("mpload."):
         native = native_decoder(pipeline.decode, decoded_side)
         ways.append(way(Change.NATIVE, decode=native, detail=f"mpload.{_called(native)}"))
     is_crop = type(pipeline.decode) in {RandomResizedCrop, ResizeCenterCrop}
     if is_crop and can_note_rows() and pipeline.row_index is None and "JPEG" in formats:
-        ways.append(way(Change.ROW_INDEX, rows=_Rows(Entry)))
+        ways.append(way(Change.ROW_INDEX))
     return ways
 
 
-def _rewriter(images: list[bytes]) -> Callable[[bytes], bytes] | None:
+def _rewriter(images: Sequence[bytes]) -> Callable[[bytes], bytes] | None:
     try:
         counts = SymbolCounts()
     except ArgumentError:  # the native module was not built
@@ -203,7 +203,7 @@ def short_side(shape: tuple[int, ...] | None) -> int | None:
     return min(shape[:2] if shape[2] in {1, 3} else shape[1:])
 
 
-def _median_side(images: list[bytes]) -> float:
+def _median_side(images: Sequence[bytes]) -> float:
     sides = []
     for data in images:
         with suppress(MploadError):

@@ -224,6 +224,7 @@ def as_in_workers(facts: Facts) -> Facts:
     return replace(
         facts,
         decode=facts.decode.times(decode_factor),
+        decode_alone=facts.decode_alone and facts.decode_alone.times(decode_factor),
         alternatives=tuple(
             each if each.change is Change.NATIVE else replace(each, decode=each.decode.times(decode_factor))
             for each in facts.alternatives

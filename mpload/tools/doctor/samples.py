@@ -3,7 +3,7 @@
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ import numpy as np
 from mpload.errors import FAILURES, ArgumentError, MploadError, SampleError, cause_of
 from mpload.images.image import open_image
 from mpload.index.index import Record
-from mpload.judgement.facts import Alternative, Cost, Samples
+from mpload.judgement.facts import Cost, Samples
 from mpload.samples.cache.compact import compact
 from mpload.samples.counts import DECODE_NS, TRANSFORM_NS
 from mpload.samples.leaves import template_of
@@ -19,7 +19,7 @@ from mpload.samples.pipeline import Pipeline
 from mpload.samples.policy import ErrorAction, ErrorPolicy
 from mpload.samples.transforms import adapt_transform
 from mpload.storage.ranges import Span
-from mpload.tools.doctor.alternatives import OneValueCache, format_of, measure_alternatives
+from mpload.tools.doctor.alternatives import Decoding, format_of, measure_decoding
 from mpload.tools.doctor.stopwatch import Stopwatch
 from mpload.tools.doctor.storage import Files, ReadTime
 from mpload.units import format_counted
@@ -37,11 +37,10 @@ class SampleCosts:
     """The measured costs."""
 
     samples: Samples
-    decode: Cost
+    decoding: Decoding
     read: Cost = field(default_factory=Cost)
     """The cost of reading from the page cache."""
     transform: Cost = field(default_factory=Cost)
-    alternatives: tuple[Alternative, ...] = ()
     read_times: tuple[ReadTime, ...] = ()
 
 
@@ -53,7 +52,8 @@ class _Found:
     decoded_shapes: set[tuple[int, ...] | None] = field(default_factory=set)
     short_sides: list[int] = field(default_factory=list)
     formats: list[str] = field(default_factory=list)
-    originals: list[tuple[Record, bytes]] = field(default_factory=list)
+    originals: list[bytes] = field(default_factory=list)
+    """What the decoder got for the first samples."""
     num_failed: int = 0
     first_failure: str = ""
 
@@ -111,20 +111,19 @@ def measure_samples(pipeline: Pipeline, files: Files, *, seconds: float, seed: i
             break
     _require_some(found, pipeline.index.path)
     decode, transform = watched.costs(len(found.output_bytes))
-    alternatives: tuple[Alternative, ...] = ()
+    decoding = Decoding(now=decode)
     (shape,) = found.decoded_shapes if len(found.decoded_shapes) == 1 else (None,)
     shape = pipeline.output_shape or shape
-    if watched.is_simple and found.originals:
-        alternatives = measure_alternatives(
+    if watched.is_simple:
+        decoding = measure_decoding(
             pipeline,
             found.originals,
-            decode=decode,
+            one_by_one=(decode, watched.cost_of_first(len(found.originals))),
             decoded_shape=shape,
             output_shape=found.form[0],
-            has_cache=pipeline.cache is not None,
             seconds=(1 - _MEASURED_SHARE) * seconds,
         )
-    policy = pipeline.policy
+    policy, reading = pipeline.policy, read.cost(len(found.read_times))
     return SampleCosts(
         samples=found.samples(
             num_samples=len(pipeline.index),
@@ -134,10 +133,9 @@ def measure_samples(pipeline: Pipeline, files: Files, *, seconds: float, seed: i
             decoded_shape=shape,
             num_shards=len({cell.path for record in records for cell in record.cells if isinstance(cell, Span)}),
         ),
-        read=read.cost(len(found.read_times)),
-        decode=decode,
+        read=replace(reading, cpu_seconds=min(reading.cpu_seconds, (decoding.read or reading).cpu_seconds)),
+        decoding=decoding,
         transform=transform,
-        alternatives=alternatives,
         read_times=tuple(found.read_times),
     )
 
@@ -162,7 +160,25 @@ def measure_items(dataset: Any, *, seconds: float, seed: int) -> SampleCosts:
         if time.monotonic() > deadline and len(found.output_bytes) >= _MIN_SAMPLES:
             break
     _require_some(found, type(dataset).__name__)
-    return SampleCosts(samples=found.samples(num_samples=len(dataset)), decode=getting.cost(len(found.output_bytes)))
+    decoding = Decoding(now=getting.cost(len(found.output_bytes)))
+    return SampleCosts(samples=found.samples(num_samples=len(dataset)), decoding=decoding)
+
+
+class _OneValueCache:
+    """A cache that returns `data` for every sample."""
+
+    def __init__(self) -> None:
+        self.data = b""
+
+    def read(self, sample_id: int, paths: object, read: object) -> list[bytes]:
+        """Return `data`."""
+        del sample_id, paths, read
+        return [self.data]
+
+    def has(self, sample_id: int) -> bool:
+        """Return True."""
+        del sample_id
+        return True
 
 
 class _Watched:
@@ -171,7 +187,7 @@ class _Watched:
     def __init__(self, pipeline: Pipeline) -> None:
         self.is_simple = not isinstance(pipeline.decode, Mapping) and len(pipeline.sources) == 1
         self.is_resized = bool(getattr(pipeline.cache, "is_resized", False))
-        self.source = OneValueCache() if self.is_simple else None
+        self.source = _OneValueCache() if self.is_simple else None
         self._decode = self._transform = None
         decode, transform = pipeline.decode, pipeline.transform
         if not isinstance(decode, Mapping):
@@ -200,6 +216,10 @@ class _Watched:
     def decoded_shape(self) -> tuple[int, ...] | None:
         """The shape of the array that was decoded last, before the transform."""
         return None if self._decode is None else self._decode.last_shape
+
+    def cost_of_first(self, num_samples: int) -> Cost:
+        """Return the mean cost of decoding the first samples."""
+        return Cost() if self._decode is None else self._decode.cost_of_first(num_samples)
 
     def costs(self, num_samples: int) -> tuple[Cost, Cost]:
         """Return the mean costs of decode and transform."""
@@ -233,8 +253,8 @@ def _make(record: Record, files: Files, watched: _Watched, read: Stopwatch, foun
                 image = open_image(source)
                 found.short_sides.append(min(image.height, image.width))
                 found.formats.append(name)
-    if len(found.originals) < _MAX_ORIGINALS:
-        found.originals.append((record, data[0]))
+    if watched.source is not None and len(found.originals) < _MAX_ORIGINALS:
+        found.originals.append(watched.source.data)
 
 
 def _require_some(found: _Found, name: object) -> None:

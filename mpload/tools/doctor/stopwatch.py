@@ -44,13 +44,17 @@ class Stopwatch:
 
     def cost(self, num_samples: int) -> Cost:
         """Return the mean cost of a sample. If there are enough calls, the first ones are warm-up and do not count."""
-        if not self.cpu:
-            return Cost()
-        skipped = _WARM_UP_CALLS if len(self.cpu) > 2 * _WARM_UP_CALLS else 0
         per_sample = len(self.cpu) / max(1, num_samples)  # a sample may have several sources
+        return self.cost_of_first(len(self.cpu)).times(per_sample)
+
+    def cost_of_first(self, num_calls: int) -> Cost:
+        """Return the mean cost of the first calls, less the warm-up."""
+        skipped = _WARM_UP_CALLS if num_calls > 2 * _WARM_UP_CALLS else 0
+        if not self.cpu[skipped:num_calls]:
+            return Cost()
         return Cost(
-            cpu_seconds=per_sample * float(np.mean(self.cpu[skipped:])),
-            wait_seconds=per_sample * float(np.mean(self.wait[skipped:])),
+            cpu_seconds=float(np.mean(self.cpu[skipped:num_calls])),
+            wait_seconds=float(np.mean(self.wait[skipped:num_calls])),
         )
 
 

@@ -93,9 +93,10 @@ class IndexSubject:
                 packed_samples_per_second=packed_rate(costs.read_times),
                 open_seconds=open_seconds,
             ),
-            decode=costs.decode,
+            decode=costs.decoding.now,
+            decode_alone=costs.decoding.alone,
             transform=costs.transform,
-            alternatives=costs.alternatives,
+            alternatives=costs.decoding.alternatives,
             lookup=lookup_cost(run.index, memory_bytes=MemoryGauge().read().free_bytes, seed=seed + 2),
             kept_share=0.0 if run.cache is None else run.cache.fraction,
             index_path=str(run.index.path),
@@ -172,7 +173,7 @@ class MapSubject:
         """Measure the costs of samples, in about `seconds`."""
         announce("samples: __getitem__")
         costs = measure_items(self.dataset, seconds=_SAMPLES_SHARE * seconds, seed=seed)
-        return Facts(job=job, samples=costs.samples, decode=costs.decode)
+        return Facts(job=job, samples=costs.samples, decode=costs.decoding.now)
 
     def loader(self, job: Job, *, folder: Path) -> MPLoader[Any]:
         """Start a loader of the dataset, which goes on if samples are broken."""
