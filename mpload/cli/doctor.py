@@ -17,7 +17,7 @@ from mpload.cli.verdicts import needs_of, print_stages, print_verdict, stages_of
 from mpload.errors import ArgumentError, MploadError
 from mpload.judgement.facts import Facts, Job
 from mpload.memory.machine import num_usable_cores
-from mpload.tools.running import facts_between, find_job
+from mpload.tools.running import facts_between, find_job, is_stopped
 from mpload.units import format_bytes, format_counted, parse_bytes
 
 __all__ = ["doctor"]
@@ -149,6 +149,8 @@ def _watch(pid: int, *, seconds: float, as_json: bool) -> None:
     if not found:
         raise ArgumentError(f"the loaders of process {pid} began or ended while they were watched. Try again")
     if not any(span.num_batches for span, _ in found.values()):
+        if stopped := [owner for owner, _ in found if is_stopped(owner)]:
+            raise MploadError(f"process {stopped[0]} was stopped by a signal. Continue it: kill -CONT {stopped[0]}")
         raise MploadError(
             f"process {pid} took no batch in {seconds:g} s, so there is nothing to judge. Watch it for longer with "
             f"--seconds, or see where it stands: py-spy dump --pid {pid}"

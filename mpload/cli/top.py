@@ -18,7 +18,7 @@ from mpload.judgement.verdict import judge
 from mpload.memory.usage import anonymous_pss_bytes
 from mpload.telemetry.page import stats_of_page
 from mpload.telemetry.stats import LoaderStats, Stage, Timings
-from mpload.tools.running import CANDIDATES, facts_between, find_job, read_job
+from mpload.tools.running import CANDIDATES, facts_between, find_job, is_stopped, read_job
 from mpload.units import format_bytes, format_count, format_counted, format_seconds
 
 __all__ = ["top"]
@@ -75,6 +75,7 @@ def _figures(now: Mapping[str, Any], before: Mapping[str, Any], span: LoaderStat
     timings_before = {worker.name: worker.timings for worker in earlier.workers}
     is_idle = not span.num_batches
     return {
+        "is_stopped": is_stopped(now["pid"]),
         "pid": now["pid"],
         "num_samples": span.num_samples,
         "samples_per_second": None if is_idle else span.samples_per_second,
@@ -109,7 +110,11 @@ def _figures(now: Mapping[str, Any], before: Mapping[str, Any], span: LoaderStat
 
 
 def _shares(timings: Timings, *, seconds: float) -> dict[str, float]:
-    """Return the share of time that a worker was busy, in total and in each stage."""
+    """Return the share of time that a worker was busy, in total and in each stage.
+
+    The time of a chunk counts when it is finished, also if it began before the interval.
+    """
+    seconds = max(seconds, timings.total_ns * 1e-9)
     stages = {str(stage): taken_ns for stage, taken_ns in timings.ns_by_stage.items()}
     stages["other"] = max(0, stages.pop(Stage.TRANSPORT))
     return {f"{name}_share": each * 1e-9 / seconds for name, each in {"busy": timings.total_ns, **stages}.items()}
@@ -161,7 +166,9 @@ def _sources(loader: Mapping[str, Any]) -> Table | None:
 def _workers(loader: Mapping[str, Any]) -> Table:
     rate, age = loader["samples_per_second"], loader["last_batch_seconds_ago"]
     parts = [f"process {loader['pid']}: "]
-    if rate is None:
+    if loader["is_stopped"]:
+        parts[0] += f"stopped by a signal; `kill -CONT {loader['pid']}` continues it"
+    elif rate is None:
         parts[0] += "no batch in this interval"
     else:
         p50, p99 = (format_seconds(loader[f"batch_{name}_seconds"]) for name in ("p50", "p99"))

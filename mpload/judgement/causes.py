@@ -2,7 +2,7 @@
 
 import math
 
-from mpload.judgement.facts import Alternative, Change, Facts, Temperature
+from mpload.judgement.facts import Alternative, Change, Facts, Stage, Temperature
 from mpload.judgement.model import cached_share, cold_rate, costs_of_worker, hit_share
 from mpload.judgement.words import STAGE_NAMES, Bottleneck, duration
 from mpload.units import format_bytes, format_counted
@@ -19,10 +19,14 @@ def slow_stage(facts: Facts, name: str) -> tuple[Bottleneck, str]:
     """Return why a stage of the workers limits the job, and the figures."""
     costs = costs_of_worker(facts)
     seconds, total_seconds = costs[name].seconds, sum(cost.seconds for cost in costs.values())
-    takes = f"{STAGE_NAMES[name]} takes {duration(seconds)} of a worker's {duration(total_seconds)} per sample"
+    what = "Having samples made by servers" if name == Stage.READ and facts.is_served else STAGE_NAMES[name]
+    takes = f"{what} takes {duration(seconds)} of a worker's {duration(total_seconds)} per sample"
     if costs[name].wait_seconds > 0.5 * seconds:
         takes += f", and waits for {costs[name].wait_seconds / seconds:.0%} of that"
     match name:
+        case "read" if facts.running is not None and facts.is_served:
+            speed = f"{format_bytes(facts.running.served_bytes_per_second)}/s"
+            return Bottleneck.SERVERS, f"{takes}. They made {facts.running.served_share:.0%} of the samples, at {speed}"
         case "read":
             again = 0.0 if facts.running is None else facts.running.refaulted_bytes_per_second
             if again > _THRASH_BYTES_PER_SECOND:

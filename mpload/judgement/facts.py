@@ -27,6 +27,9 @@ __all__ = [
 ]
 
 
+_MOST = 0.5
+
+
 class Stage(StrEnum):
     """The stages through which a batch passes."""
 
@@ -316,6 +319,10 @@ class Running:
     """The share of their time in which workers made samples."""
     refaulted_bytes_per_second: float = 0.0
     """What had to be read again because the page cache had dropped it."""
+    served_share: float = 0.0
+    """The share of the samples that servers made."""
+    served_bytes_per_second: float = 0.0
+    """What those servers sent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -341,6 +348,11 @@ class Facts:
     running: Running | None = None
     index_path: str | None = None
     """The path of the index, for commands that remedies suggest. None if the dataset has no index."""
+
+    @property
+    def is_served(self) -> bool:
+        """Whether servers make most of the samples, so that reading is waiting for them."""
+        return self.running is not None and self.running.served_share > _MOST
 
     def trials_of(self, *, is_empty: bool = False, change: Change | None = None) -> list[Trial]:
         """Return the trials of the job."""

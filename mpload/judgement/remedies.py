@@ -69,6 +69,7 @@ def _candidates(facts: Facts, slowest: Bottleneck) -> Iterator[_Candidate]:
     is_contended = slowest in {Bottleneck.NEIGHBOURS, Bottleneck.SWAPPING, Bottleneck.THROTTLED}
     yield from hardware[:1] if is_contended else ()
     yield from _more_slots(facts, slowest)
+    yield from _faster_servers(facts, slowest)
     yield from _more_workers(facts)
     yield from _larger_batches(facts)
     if slowest is Bottleneck.COLD_CACHE:
@@ -122,9 +123,19 @@ def _more_slots(facts: Facts, slowest: Bottleneck) -> Iterator[_Candidate]:
     yield Remedy(text=text, gain=_gain_of_parts(facts) or 1.0), facts
 
 
+def _faster_servers(facts: Facts, slowest: Bottleneck) -> Iterator[_Candidate]:
+    if slowest is not Bottleneck.SERVERS:
+        return
+    text = (
+        "Add servers, or let their samples cost less, if they are busy: mpload_server_busy_seconds_total at /metrics "
+        "then rises by mpload_server_workers each second. If they are not, use more workers here, or a faster network"
+    )
+    yield Remedy(text=text, bound=Bound.AT_MOST), replace(facts, storage=StorageSpeed())
+
+
 def _more_workers(facts: Facts) -> Iterator[_Candidate]:
     current = facts.job.num_workers
-    if current is None or facts.job.is_auto:
+    if current is None or facts.job.is_auto or facts.is_served:
         return
     chosen = _good_workers(facts, enough=facts.job.needed_rate)
     if chosen > current:
@@ -174,7 +185,7 @@ def fits(facts: Facts) -> bool:
 
 def _together(facts: Facts) -> Iterator[_Candidate]:
     """Yield the ways to read neighbours together."""
-    if facts.job.reads_blocks:
+    if facts.job.reads_blocks or facts.is_served:
         return
     storage, is_sharded = facts.storage, facts.samples.num_shards > 0
     in_sequence = storage.rate(Temperature.COLD, 1, is_sequential=True)
@@ -305,6 +316,8 @@ def _changed(facts: Facts, chosen: Alternative) -> Facts:
 
 def _kept(facts: Facts) -> Iterator[_Candidate]:
     rates = predict(facts)
+    if facts.is_served:
+        return
     if (
         not facts.storage.rates and facts.storage.read.wait_seconds
     ):  # a running loader that waits for an unknown storage

@@ -32,6 +32,7 @@ _TAKEN = 0.2
 """The share of the cores, or of the time, that something else must take to be blamed."""
 _SWAPS_BYTES_PER_SECOND = 1 << 20
 _AGREE = 1.5
+_ALMOST_ALL = 0.95
 _DESCRIPTORS_OF_LOADER = 22  # in the training process: 13, and some more while the loader starts
 _DESCRIPTORS_OF_ZYGOTE = 18  # plus one for each worker
 _DESCRIPTORS_OF_WORKER = 28  # 12, plus one for each thread that reads ahead
@@ -128,7 +129,11 @@ def _rate(facts: Facts, rates: Rates) -> float:
     if facts.running is not None:
         return facts.running.samples_per_second
     tried = facts.trial()
-    return rates.total if tried is None else min(rates.total, tried.samples_per_second * facts.job.num_gpus)
+    if tried is None:
+        return rates.total
+    # The trial shows what workers and cores can do, unless several GPUs share them. It may have read from memory only.
+    limits = rates.total if facts.job.num_gpus > 1 else rates.without(Part.WORKERS, Part.CORES)
+    return min(limits, tried.samples_per_second * facts.job.num_gpus)
 
 
 def _is_enough(facts: Facts, rate: float) -> bool:
@@ -297,10 +302,7 @@ def _contended(facts: Facts, rates: Rates) -> tuple[Bottleneck, str] | None:
             f"The quota of {counted_cores(cores)} is used up for {found.throttled_share:.0%} of the time"
         )
     if found.neighbour_cores > _TAKEN * cores and rates.cores < rates.workers:
-        return Bottleneck.NEIGHBOURS, (
-            f"{_taken_cores(found, cores)}. The job has {free_cores(facts):.1f} left, which make "
-            f"{rates.cores:,.0f} samples/s"
-        )
+        return Bottleneck.NEIGHBOURS, (f"{_taken_cores(found, cores)}. The job has {free_cores(facts):.1f} left")
     return None
 
 
@@ -317,6 +319,9 @@ def _notes(facts: Facts, rates: Rates, slowest: Bottleneck) -> Iterator[str]:
         yield f"The container's CPU quota was used up for {found.throttled_share:.0%} of the time"
     if found.memory_pressure > _TAKEN and slowest is not Bottleneck.SWAPPING:
         yield f"Processes waited for memory for {found.memory_pressure:.0%} of the time"
+    if facts.running is not None and 0 < facts.running.served_share < _ALMOST_ALL:
+        share = facts.running.served_share
+        yield f"Servers made only {share:.0%} of the samples, and the workers here made the others"
     tried = facts.trial()
     if tried is None or math.isinf(rates.total):
         return

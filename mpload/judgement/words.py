@@ -21,6 +21,8 @@ class Bottleneck(StrEnum):
     """The dataset does not fit into the page cache, and new reads evict samples that are needed again."""
     INDEX = "index larger than memory"
     """Samples are visited in random order, and their lines are looked up on the disk."""
+    SERVERS = "servers or the network to them"
+    """Servers make the samples, and workers wait for them."""
     WORKERS = "too few workers"
     """Workers wait, or leave cores unused: more of them would be faster."""
     DECODE = "decode"
@@ -52,6 +54,7 @@ HEADLINES: Final = {
     Bottleneck.COLD_CACHE: "Limited by storage until the dataset is in the page cache",
     Bottleneck.PAGE_CACHE: "Limited by storage, because the page cache is too small for the dataset",
     Bottleneck.INDEX: "Limited by lookups in the index, which is larger than the memory",
+    Bottleneck.SERVERS: "Limited by the servers that make the samples, or by the network to them",
     Bottleneck.WORKERS: "Limited by too few workers",
     Bottleneck.DECODE: "Limited by decoding",
     Bottleneck.LARGE_IMAGES: "Limited by decoding, because the images are larger than the crop needs",

@@ -111,6 +111,12 @@ class Pipeline:
         """The decoder of all files, or the decoders of the columns by key; None if sources have different ones."""
         return self.maker.decode if self.by_source is None else None
 
+    def changed(self, *, policy: ErrorPolicy, cache: SampleCache | None) -> "Pipeline":
+        """Return a pipeline that makes the same samples, with another error policy and another cache."""
+        other = Pipeline.__new__(Pipeline)
+        other.__setstate__({**self.__getstate__(), "policy": policy, "cache": cache})
+        return other
+
     def bound_read_ahead(self, max_bytes: int) -> None:
         """Bound the bytes that this process has read ahead but not yet used; call it before samples are made."""
         self.ahead = ReadAhead(self.opened_storage, max_bytes=max_bytes)

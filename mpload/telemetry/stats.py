@@ -342,6 +342,8 @@ def running_facts(
             waiting_share=span.wait_fraction,
             busy_share=min(1.0, busy / (span.num_workers * elapsed)) if span.num_workers and elapsed else 1.0,
             refaulted_bytes_per_second=refaulted_bytes / elapsed if elapsed else 0.0,
+            served_share=min(1.0, span.timings.num_served / max(1, span.timings.num_samples)),
+            served_bytes_per_second=span.timings.served_bytes / elapsed if elapsed else 0.0,
         ),
         index_path=None,
     )

@@ -14,7 +14,7 @@ from mpload.memory.machine import num_allowed_cores, num_usable_cores, refaulted
 from mpload.telemetry.page import read_pages, stats_of_page
 from mpload.telemetry.stats import LoaderStats, running_facts
 
-__all__ = ["CANDIDATES", "LoaderKey", "Reading", "facts_between", "find_job", "read_job"]
+__all__ = ["CANDIDATES", "LoaderKey", "Reading", "facts_between", "find_job", "is_stopped", "read_job"]
 
 CANDIDATES = "`pgrep -af python` lists candidates"
 
@@ -43,7 +43,10 @@ def _pages_of(pid: int) -> dict[LoaderKey, dict[str, Any]]:
             continue
         except PermissionError as error:
             if each == pid:
-                raise MploadError(f"process {pid} belongs to another user. Run this command as that user") from error
+                raise MploadError(
+                    f"this user may not look into process {pid}. Run this command as {_user_of(pid)}, in the container "
+                    "of that process"
+                ) from error
             continue
         # Forked children inherit the page of their parent.
         own = [facts for facts in pages if facts.get("pid") == each]
@@ -105,6 +108,21 @@ def facts_between(before: Reading, after: Reading) -> dict[LoaderKey, tuple[Load
         )
         found[key] = (span, facts)
     return found
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a process was stopped by a signal, so that it does nothing until it is continued."""
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_STOPPED
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _user_of(pid: int) -> str:
+    try:
+        return psutil.Process(pid).username()
+    except psutil.Error:
+        return "its user"
 
 
 def _family(pid: int) -> list[int]:

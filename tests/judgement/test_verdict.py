@@ -27,6 +27,8 @@ from mpload.judgement.remedy import Bound
 from mpload.judgement.verdict import judge
 from mpload.judgement.words import Bottleneck
 from mpload.memory.contention import Contention
+from mpload.memory.core_times import CoreShares
+from mpload.telemetry.stats import LoaderStats, Timings, running_facts
 from mpload.tools.doctor.examine import Diagnosis
 from mpload.tools.doctor.lookup import lookup_cost
 from mpload.tools.doctor.report import render_report
@@ -326,6 +328,44 @@ def test_a_consumer_that_limits_is_told_what_to_profile() -> None:
     assert "Copying a batch to the device takes 4.8 ms of it, 48%." in verdict.next_step
     assert "device=..." in verdict.next_step
     assert "torch.profiler" in verdict.next_step
+
+
+@pytest.mark.parametrize("num_served", [0, 300, 1000])
+def test_workers_that_wait_for_servers_do_not_wait_for_storage(num_served: int) -> None:
+    timings = Timings(num_samples=1000, num_served=num_served, served_bytes=num_served << 20, read_ns=20 * 10**9)
+    span = LoaderStats(
+        num_workers=2,
+        num_samples=1000,
+        num_batches=10,
+        elapsed_seconds=10.0,
+        wait_seconds=9.0,
+        timings=replace(timings, total_ns=timings.read_ns),
+    )
+    asleep = [CoreShares(seconds=10.0, running=0.05, delayed=0.0)] * 2
+    found = running_facts(span, shares=asleep, num_cores=2)
+    verdict = judge(found)
+    texts = [each.text for each in remedies(found, verdict)]
+    if num_served == 1000:
+        assert verdict.bottleneck is Bottleneck.SERVERS
+        assert "100% of the samples, at 100.0 MiB/s" in verdict.reason
+        assert len(texts) == 1
+        assert texts[0].startswith("Add servers")
+    else:
+        assert verdict.bottleneck is Bottleneck.STORAGE
+        assert any("cache=" in text for text in texts)
+        assert any("Servers made only 30%" in note for note in verdict.notes) == (num_served == 300)
+
+
+def test_a_trial_shows_what_workers_and_cores_can_do_but_not_what_cold_storage_can() -> None:
+    found = plain(num_workers=8, step_seconds=0.001)
+    slower = judge(found).samples_per_second
+    tried = Trial(num_workers=8, batch_size=32, samples_per_second=2 * slower)
+    assert judge(replace(found, trials=(tried,))).samples_per_second == pytest.approx(2 * slower)
+    of_two = replace(found, job=replace(found.job, num_gpus=2))
+    assert judge(replace(of_two, trials=(tried,))).samples_per_second == judge(of_two).samples_per_second
+    rates = tuple(replace(each, samples_per_second=0.01 * each.samples_per_second) for each in found.storage.rates)
+    stored = replace(found, storage=replace(found.storage, rates=rates))
+    assert judge(replace(stored, trials=(tried,))).samples_per_second == judge(stored).samples_per_second
 
 
 def test_idle_workers_of_a_running_loader_need_more_batches_in_flight() -> None:

@@ -11,14 +11,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 
 from mpload import LoaderStats, MPLoader, SourceStats, Topology
+from mpload.cli.top import _shares
 from mpload.errors import ArgumentError
 from mpload.telemetry.page import StatsPage, page_facts, read_pages, stats_of_page
 from mpload.telemetry.server_stats import ServerCounts, ServerStats, stats_by_server
 from mpload.telemetry.showing import show_progress
+from mpload.telemetry.stats import Timings
 from mpload.telemetry.writers import JsonLinesWriter, PrometheusWriter, TensorBoardWriter
 from tests.support.map_styles import Sleeping, Tuples
 from tests.support.mixtures import source
@@ -66,6 +70,19 @@ def test_top_shows_each_worker_of_a_running_job_and_a_killed_job_leaves_nothing(
     done = mpload("top", str(job.pid), "--once", COLUMNS="200")
     assert done.returncode != 0
     assert f"there is no process {job.pid}. Give the PID of the training process" in done.stderr
+
+
+@given(
+    read=st.integers(0, 10**10),
+    decode=st.integers(0, 10**10),
+    other=st.integers(0, 10**10),
+    seconds=st.floats(0.1, 5.0),
+)
+def test_a_worker_is_never_busy_for_more_than_the_interval(read: int, decode: int, other: int, seconds: float) -> None:
+    shares = _shares(Timings(read_ns=read, decode_ns=decode, total_ns=read + decode + other), seconds=seconds)
+    busy = shares.pop("busy_share")
+    assert busy <= 1.0 + 1e-9
+    assert sum(shares.values()) == pytest.approx(busy)
 
 
 MIXED_JOB = """

@@ -1,4 +1,4 @@
-"""The doctor decodes as workers do: a chunk with one call where they would, and sample by sample where they would not."""
+"""The doctor decodes as workers do: a chunk with one call where they would, and else sample by sample."""
 
 from pathlib import Path
 from typing import Any
@@ -7,16 +7,18 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from mpload import ImageDecoder, PartialCache, RandomResizedCrop, ResizeCenterCrop
+from mpload import Buckets, ImageDecoder, MPDataset, PartialCache, RandomResizedCrop, ResizeCenterCrop, Topology
 from mpload.images.decoders import NumpyDecoder
 from mpload.index.opening import open_index
-from mpload.judgement.facts import Change
+from mpload.judgement.facts import Change, Job
+from mpload.judgement.remedies import resize_to
 from mpload.samples.bulk import BulkPipeline
 from mpload.samples.pipeline import Pipeline
 from mpload.samples.policy import ErrorPolicy
 from mpload.tools.doctor.chunks import ChunkDecoder, decodes_in_bulk
 from mpload.tools.doctor.samples import measure_samples
 from mpload.tools.doctor.storage import Files
+from mpload.tools.doctor.subject import IndexSubject
 from tests.support.native import needs_native
 from tests.support.staged import write_index, write_photos
 from tests.support.staged_more import pil_crop
@@ -49,10 +51,9 @@ def test_images_are_measured_in_bulk_if_workers_decode_them_in_bulk(
         def read(self, ranges: Any) -> list[bytes]:
             return [Path(index.root, each.path).read_bytes() for each in ranges]
 
-    options: dict[str, Any] = {
-        "transform": {"transform": _negative},
-        "storage of the user": {"storage": OfUser()},
-    }.get(setting, {})
+    options: dict[str, Any] = {"transform": _negative} if setting == "transform" else {}
+    if setting == "storage of the user":
+        options["storage"] = OfUser()
     pipeline = _pipeline(index, decode=decode, **options)
     if setting == "cache":
         opened = PartialCache(tmp_path / "cache", fraction=1.0)
@@ -77,6 +78,26 @@ def test_a_chunk_costs_time_for_reading_and_decoding(
     decoder.measure(range(8, 10))
     assert decoder.num_decoded == len(images) - 1
     assert 0 < decoder.read.seconds < decoder.decode.seconds
+
+
+def test_stored_images_are_large_enough_for_the_largest_shape_of_buckets(tmp_path: Path) -> None:
+    write_photos(tmp_path / "photos", num=10)
+    rows = "".join(
+        f"{path.name}\t500\t{375 if number % 2 else 900}\n"
+        for number, path in enumerate(sorted((tmp_path / "photos").iterdir()))
+    )
+    (tmp_path / "sized.txt").write_text(
+        f"#mpload 1\n#root {tmp_path / 'photos'}\n#columns image:path width:int height:int\n{rows}"
+    )
+    buckets = Buckets(by="aspect", shapes=[(64, 32), (48, 64)])
+    dataset = MPDataset(
+        tmp_path / "sized.txt", decode=_CROP, batch_size=4, shuffle=True, buckets=buckets, topology=Topology()
+    )
+    facts = IndexSubject(dataset).measure(
+        Job(batch_size=4, num_workers=1), seconds=0.6, seed=0, announce=lambda _: None
+    )
+    (resized,) = (each for each in facts.alternatives if each.change is Change.RESIZED)
+    assert resized.detail == str(resize_to(48))
 
 
 @needs_native

@@ -3,6 +3,7 @@
 import errno
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -188,12 +189,17 @@ def test_a_running_job_is_judged_by_its_statistics_and_the_kernels_counters(step
         assert "they wait, not compute" in shown
 
 
-def test_a_job_that_takes_no_batch_is_not_judged() -> None:
+def test_a_job_that_takes_no_batch_or_was_stopped_is_not_judged() -> None:
     with job(_JOB.replace("STEP", "1000 if number == 2 else 0")) as pid:
         time.sleep(1.0)
         ran = mpload("doctor", "--pid", str(pid), "--seconds", "0.5")
+        os.kill(pid, signal.SIGSTOP)
+        stopped = mpload("doctor", "--pid", str(pid), "--seconds", "0.5")
+        top = mpload("top", str(pid), "--once", "--interval", "0.1", COLUMNS="200")
     assert (ran.returncode, len(ran.stderr.splitlines())) == (1, 1), ran.stderr
     assert f"process {pid} took no batch in 0.5 s" in ran.stderr
+    assert stopped.stderr == f"mpload: process {pid} was stopped by a signal. Continue it: kill -CONT {pid}\n"
+    assert f"stopped by a signal; `kill -CONT {pid}` continues it" in top.stdout
 
 
 def test_samples_that_no_batch_can_hold_are_reported_in_one_line() -> None:

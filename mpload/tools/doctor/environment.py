@@ -7,6 +7,7 @@ import psutil
 from mpload.images.backends import jpeg_backend
 from mpload.judgement.facts import Environment
 from mpload.memory.machine import MemoryGauge, usable_cores
+from mpload.storage.remote import is_url
 
 __all__ = ["file_system_of", "read_environment"]
 
@@ -30,7 +31,9 @@ def read_environment(root: str) -> Environment:
 
 
 def file_system_of(path: str) -> str:
-    """Return the type and source of the file system of `path`, such as `ext4 (/dev/sda1)`. Empty if unknown."""
+    """Return the type and source of the file system of `path`, such as `ext4 (/dev/sda1)`. Empty for a URL."""
+    if is_url(path):
+        return ""
     real = os.path.realpath(path)
     longest, name = "", ""
     for partition in psutil.disk_partitions(all=True):

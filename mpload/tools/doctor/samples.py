@@ -113,14 +113,16 @@ def measure_samples(pipeline: Pipeline, files: Files, *, seconds: float, seed: i
     decode, transform = watched.costs(len(found.output_bytes))
     decoding = Decoding(now=decode)
     (shape,) = found.decoded_shapes if len(found.decoded_shapes) == 1 else (None,)
-    shape = pipeline.output_shape or shape
+    shape, output_shape = pipeline.output_shape or shape, found.form[0]
+    if (of_buckets := pipeline.makers.shapes) is not None:  # stored images must be large enough for all of them
+        shape = output_shape = (*max(of_buckets.shapes, key=min), 3)
     if watched.is_simple:
         decoding = measure_decoding(
             pipeline,
             found.originals,
             one_by_one=(decode, watched.cost_of_first(len(found.originals))),
             decoded_shape=shape,
-            output_shape=found.form[0],
+            output_shape=output_shape,
             seconds=(1 - _MEASURED_SHARE) * seconds,
         )
     policy, reading = pipeline.policy, read.cost(len(found.read_times))

@@ -104,17 +104,9 @@ class IndexSubject:
 
     def loader(self, job: Job, *, folder: Path) -> MPLoader[Any]:
         """Start a loader of the dataset, which goes on if samples are broken."""
-        run, old = self._run, self._pipeline
-        pipeline = Pipeline(
-            index=old.index,
-            decode=old.decode,
-            transform=old.transform,
-            policy=_lenient(folder),
-            storage=old.storage,
-            page_cache=old.page_cache,
-            cache=None if run.cache is None else run.cache.only_read(),
-            row_index=old.row_index,
-        )
+        run = self._run
+        cache = None if run.cache is None else run.cache.only_read()
+        pipeline = run.pipeline.changed(policy=_lenient(folder), cache=cache)
         dataset = copy.copy(self.dataset)
         changed = replace(
             run,
