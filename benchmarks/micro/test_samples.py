@@ -36,8 +36,7 @@ def test_chunk(benchmark: BenchmarkFixture, photo_index: Index, decode: Any, fie
     )
     work.open(0)
     task = BatchNumber(seed=0, epoch=0, start=0, batch=1, topology=Topology()).numbers
-    cell = memoryview(bytearray(8)).cast("q")
-    report = ChunkReport(at=lambda _: None, upcoming=lambda _: [], sample=cell, wait_for_turn=lambda: None)
+    report = ChunkReport()
     layout = SlotLayout(num_samples=BATCH_SAMPLES, fields=(field, Field(name="label", dtype="int64")))
     with closing(SlotRing(num_slots=1, layout=layout)) as ring:
         arrays = ring.views(0)

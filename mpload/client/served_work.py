@@ -158,7 +158,6 @@ class ServedWork:
         _begin({name: private[name] for name in self.fields}, piece.first, last)
         mine = ChunkReport(
             at=report.at,
-            upcoming=lambda _: [],
             sample=report.sample,
             wait_for_turn=report.wait_for_turn,
             layout=report.layout,

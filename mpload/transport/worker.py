@@ -57,15 +57,15 @@ class FinishingWork(Work, Protocol):
 
 @dataclass(slots=True, kw_only=True)
 class ChunkReport:
-    """How a work reports on a chunk while it fills it."""
+    """How a work reports on a chunk while it fills it. Without arguments, nobody is told."""
 
-    at: Callable[[int], None]
+    at: Callable[[int], None] = lambda _: None
     """Records which sample of the batch is next. It is blamed for a death, and the call is a sign of life."""
-    upcoming: Callable[[int], list[Chunk]]
+    upcoming: Callable[[int], list[Chunk]] = lambda _: []
     """Reserves and returns up to so many chunks that this worker will most likely fill next, so it can read ahead."""
-    sample: "memoryview[int]"
+    sample: "memoryview[int]" = field(default_factory=lambda: memoryview(bytearray(8)).cast("q"))
     """One int64, which `at` sets. Native code that makes many samples writes the number of each one there."""
-    wait_for_turn: Callable[[], None]
+    wait_for_turn: Callable[[], None] = lambda: None
     """Waits for this worker's turn to use much memory, which it keeps until its next sample or chunk."""
     notify: Callable[[str, Mapping[str, Any]], None] = lambda _, __: None
     """Passes a text and JSON-compatible facts to the parent at once. May be called later too, in any thread."""

@@ -52,8 +52,6 @@ class OneWorker:
         report = ChunkReport(
             at=at or (lambda sample: cell.__setitem__(0, sample)),
             sample=cell,
-            upcoming=lambda _: [],
-            wait_for_turn=lambda: None,
         )
         number = BatchNumber(seed=0, epoch=0, start=0, batch=batch, topology=Topology())
         chunk = Chunk(batch=batch, slot=0, first=first, last=last, task=number.numbers)

@@ -6,7 +6,6 @@ It makes samples as `mpload serve` does, one request at a time, and is there bef
 import socket
 import struct
 import threading
-from array import array
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -74,7 +73,7 @@ class SampleServer(ThreadingHTTPServer):
             )
             work: Any = self._work
             work.sample_ids = lambda _, first, last: wanted.sample_ids[first:last]
-            report = _report()
+            report = ChunkReport()
             num_samples = len(wanted.sample_ids)
             for place in range(num_samples):
                 for each in arrays.values():
@@ -169,8 +168,3 @@ def answering(body: bytes, *, status: int = 200, kind: str = MEDIA_TYPE, **heade
         return True
 
     return answer
-
-
-def _report() -> ChunkReport:
-    cell = memoryview(array("q", [0]))
-    return ChunkReport(at=lambda _: None, upcoming=lambda _: [], sample=cell, wait_for_turn=lambda: None)

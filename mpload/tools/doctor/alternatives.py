@@ -26,6 +26,7 @@ from mpload.samples.transforms import takes
 from mpload.storage.local import LocalStorage
 from mpload.tools.doctor.chunks import ChunkDecoder, decodes_in_bulk
 from mpload.tools.pack.options import PackOptions, stored_as
+from mpload.units import MIB
 
 __all__ = ["Decoding", "format_of", "measure_decoding", "native_decoder", "short_side"]
 
@@ -33,6 +34,7 @@ _LARGER = 1.05
 """Images must be larger than needed by this factor before smaller copies are tried."""
 _MIN_IMAGES, _CHUNK = 5, 8
 _PREPARING_SHARE = 0.4
+_MAX_BYTES = 32 * MIB
 _WORTH_NAMING = 0.9
 
 
@@ -92,30 +94,26 @@ def measure_decoding(
         seconds: For how long to measure.
     """
     of_all, of_these = one_by_one
-    sides = short_side(decoded_shape), short_side(output_shape)
-    ways = _ways(pipeline, images, sides)
-    ends = time.monotonic() + _PREPARING_SHARE * seconds
-    stored: list[list[bytes]] = []
-    for data in images if ways and of_these.seconds else ():
-        with suppress(MploadError):
-            stored.append([way.stored(data) for way in ways])
-        if time.monotonic() > ends and len(stored) >= _CHUNK:
-            break
+    ways = _ways(pipeline, images, (short_side(decoded_shape), short_side(output_shape)))
+    stored = _stored(ways, images, seconds=_PREPARING_SHARE * seconds) if ways and of_these.seconds else []
     if len(stored) < _MIN_IMAGES:
         return Decoding(now=of_all)
     is_packed = pipeline.index.columns[pipeline.sources[0]].type is ColumnType.SPAN
     with tempfile.TemporaryDirectory(prefix="mpload-doctor-") as folder:
-        decoders = [
-            ChunkDecoder(
-                [each[number] for each in stored],
-                way.decode,
-                folder=Path(folder, str(number)),
-                is_packed=is_packed or way.is_packed,
-                in_bulk=way.in_bulk,
-                notes_rows=pipeline.row_index is not None or way.change is Change.ROW_INDEX,
-            )
-            for number, way in enumerate(ways)
-        ]
+        try:
+            decoders = [
+                ChunkDecoder(
+                    [each[number] for each in stored],
+                    way.decode,
+                    folder=Path(folder, str(number)),
+                    is_packed=is_packed or way.is_packed,
+                    in_bulk=way.in_bulk,
+                    notes_rows=pipeline.row_index is not None or way.change is Change.ROW_INDEX,
+                )
+                for number, way in enumerate(ways)
+            ]
+        except OSError:  # the disk is full
+            return Decoding(now=of_all)
         ends = time.monotonic() + (1 - _PREPARING_SHARE) * seconds
         for first in range(0, len(stored), _CHUNK):
             for decoder in decoders:
@@ -141,6 +139,19 @@ def measure_decoding(
             if way.change is not None and 0 < found[way.change].seconds < _WORTH_NAMING * costs[0].seconds
         ),
     )
+
+
+def _stored(ways: Sequence[_Way], images: Sequence[bytes], *, seconds: float) -> list[list[bytes]]:
+    """Return what each way stores of the images, as far as time and memory allow, without images that one refuses."""
+    ends, num_bytes = time.monotonic() + seconds, 0
+    stored: list[list[bytes]] = []
+    for data in images:
+        with suppress(MploadError):
+            stored.append([way.stored(data) for way in ways])
+            num_bytes += sum(map(len, stored[-1]))
+        if (time.monotonic() > ends or num_bytes > _MAX_BYTES) and len(stored) >= _CHUNK:
+            break
+    return stored
 
 
 def _ways(pipeline: Pipeline, images: Sequence[bytes], sides: tuple[int | None, int | None]) -> list[_Way]:

@@ -93,9 +93,7 @@ class ChunkDecoder:
 
         The first time pays for what others have evicted from the processor's caches, and for entries of a row index.
         """
-        for _ in range(
-            1 if self._pipeline.row_index is None else 2
-        ):  # tables of a small file are noted when it comes first
+        for _ in range(1 if self._pipeline.row_index is None else 2):  # the second time may only note the tables
             self._decode(sample_ids)
         started_ns = perf_counter_ns()
         num_decoded, counts = self._watch(sample_ids)
@@ -120,9 +118,7 @@ class ChunkDecoder:
         """Return how many images were decoded, and the counters."""
         pipeline, num_decoded = self._pipeline, len(sample_ids)
         lines = lines_of(pipeline.index, sample_ids)
-        report = ChunkReport(
-            at=lambda _: None, upcoming=lambda _: [], sample=memoryview(bytearray(8)).cast("q"), wait_for_turn=_no_wait
-        )
+        report = ChunkReport()
         made = None
         if pipeline.writes_in_place:
             made = np.empty((len(lines), *(pipeline.output_shape or ())), pipeline.output_dtype)
@@ -136,7 +132,3 @@ class ChunkDecoder:
             except MploadError:
                 num_decoded -= 1
         return num_decoded, list(map(add, report.tally.counts, pipeline.take_counts()))
-
-
-def _no_wait() -> None:
-    """Wait for nobody: there are no other workers."""
