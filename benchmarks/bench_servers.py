@@ -6,8 +6,9 @@
 A loader with one worker gets images of 224 x 224 (150,528 bytes) in batches of 256: decoded by its own worker from
 photographs of about 500 x 375 in the page cache; decoded by a server (`mpload serve`, one worker, on this machine, over
 the loopback interface); and from a server that reads one byte and fills the image with it, so that mostly the way
-of the bytes is measured, without and with TLS. "CPU" is the processor time of all processes of the loader. The
-server's is not counted, but it takes cores of the same machine, so the rates are lower bounds.
+of the bytes is measured, without and with TLS. "CPU" is the processor time of all processes of the loader. The server
+takes cores of the same machine, so the rates are lower bounds. What it takes to send an image is the processor time of
+its main process, without that of its worker.
 
 The contestants take turns in random order, each in its own process. Their first epoch is not timed.
 Records: benchmarks/records/servers.jsonl.
@@ -23,6 +24,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+import psutil
 from turns import medians, run_epochs, started, take_turns, told
 
 BATCH_SIZE = 256
@@ -95,8 +97,8 @@ def write_data(folder: Path, num_samples: int) -> None:
 
 
 @contextmanager
-def server(folder: Path, dataset: str, *, is_encrypted: bool) -> Iterator[str]:
-    """Start a server of a dataset, and yield its URL."""
+def server(folder: Path, dataset: str, *, is_encrypted: bool) -> Iterator[tuple[str, psutil.Process]]:
+    """Start a server of a dataset, and yield its URL and its main process."""
     command = [sys.executable, "-m", "mpload", "serve", f"served_data:{dataset}", "--port=0", "--workers=1"]
     if is_encrypted:
         command += ["--cert=certificate.pem", "--key=key.pem"]
@@ -106,8 +108,14 @@ def server(folder: Path, dataset: str, *, is_encrypted: bool) -> Iterator[str]:
         command, stdout=subprocess.PIPE, text=True, cwd=folder, env=os.environ | {"PYTHONPATH": root}
     ) as process:
         assert process.stdout is not None
-        yield process.stdout.readline().split()[-1]
+        yield process.stdout.readline().split()[-1], psutil.Process(process.pid)
         process.terminate()
+
+
+def _own_seconds(process: psutil.Process) -> float:
+    """Return the CPU time of a process alone."""
+    times = process.cpu_times()
+    return float(times.user + times.system)
 
 
 def main() -> None:
@@ -127,19 +135,25 @@ def main() -> None:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         write_data(folder, arguments.num_samples)
-        running = {}
+        running, sending = {}, {}
         for name, (dataset, is_served, is_encrypted) in CONTESTANTS.items():
-            url = stack.enter_context(server(folder, dataset, is_encrypted=is_encrypted)) if is_served else ""
+            url = ""
+            if is_served:
+                url, sending[name] = stack.enter_context(server(folder, dataset, is_encrypted=is_encrypted))
             running[name] = stack.enter_context(started(__file__, "--case", str(folder), dataset, url))
             first = told(running[name])
             if first != {"num_samples": arguments.num_samples}:
                 raise SystemExit(f"{name}: the first epoch did not hold every sample once: {first}")
+        before = {name: _own_seconds(process) for name, process in sending.items()}
         turns = take_turns(running, arguments.rounds)
+        num_sent = arguments.rounds * arguments.num_samples
+        sent_us = {name: 1e6 * (_own_seconds(process) - before[name]) / num_sent for name, process in sending.items()}
         for process in running.values():
             process.communicate()
     for name, found in turns.items():
         typical = medians(found)
-        print(f"{name:28} {typical.samples_per_second:7,.0f} images/s {typical.cpu_us:7.1f} us CPU an image")
+        print(f"{name:28} {typical.samples_per_second:7,.0f} images/s {typical.cpu_us:7.1f} us CPU an image", end="")
+        print(f", {sent_us[name]:.1f} of the server to send it" if name in sent_us else "")
         if not arguments.quick:
             case = {
                 "contestant": name,
@@ -151,6 +165,8 @@ def main() -> None:
                 "samples_per_second": [round(each.samples_per_second) for each in found],
                 "cpu_us_per_sample": [round(each.cpu_us, 1) for each in found],
             }
+            if name in sent_us:
+                figures["server_cpu_us_per_sample"] = [round(sent_us[name], 1)]
             write_record("servers", case, figures)
 
 

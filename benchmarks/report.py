@@ -315,7 +315,17 @@ def collate() -> str:
 def servers() -> str:
     """Return the rate and CPU time of a loader whose samples servers make."""
     found = [(record["case"], record["figures"]) for record in latest("servers", "contestant")]
-    return markdown(["images of 224 x 224", "images/s", "loader: CPU µs an image"], _rates_and_costs(found))
+    rows = _rates_and_costs(found)
+    for row, (_, figures) in zip(rows, found, strict=True):
+        sent_us = figures.get("server_cpu_us_per_sample")
+        row.append(f"{median(sent_us):.0f}" if sent_us else "")
+    return markdown(["images of 224 x 224", "images/s", "loader: CPU µs an image", "server: CPU µs to send it"], rows)
+
+
+def receiving() -> str:
+    """Return how fast one core receives images, and what that takes."""
+    found = [(record["case"], record["figures"]) for record in latest("receiving", "contestant")]
+    return markdown(["received by one core", "images/s", "receiver: CPU µs an image"], _rates_and_costs(found))
 
 
 def _rates_and_costs(found: list[tuple[Record, Record]]) -> list[list[str]]:
@@ -337,6 +347,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "auto": lambda: markdown(auto_header(), auto_rows()),
     "batch-sizes": batch_sizes,
     "collate": collate,
+    "receiving": receiving,
     "servers": servers,
     "simulation": lambda: markdown(SIMULATION_HEADER, simulation_rows(), num_names=6),
     "dlio": lambda: markdown(DLIO_HEADER, dlio_rows(), num_names=2),

@@ -45,7 +45,7 @@ class Costs:
     decode_us: float
     """A random crop of a photograph of 500 x 375: bench_typed.py."""
     send_us: float
-    """See mpload/servers/app.py."""
+    """See bench_servers.py."""
     receive_us: float
     """See bench_servers.py."""
 

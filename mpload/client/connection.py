@@ -15,12 +15,15 @@ from urllib.parse import urlsplit
 from mpload.client.options import Servers
 from mpload.client.protocol import DATASET_HEADER, MAX_HEAD_BYTES, MEDIA_TYPE, Description, ProtocolError
 from mpload.errors import ServerError
+from mpload.units import KIB
 
 __all__ = ["Busy", "Connection", "OtherDataset", "Refused", "RequestError", "tls_for"]
 
 _BUSY = frozenset({http.HTTPStatus.SERVICE_UNAVAILABLE, http.HTTPStatus.TOO_MANY_REQUESTS})
 _BUSY_SECONDS = 1.0
 _SHOWN_BYTES = 200
+_WAKE_BYTES = 256 * KIB
+"""A large answer wakes the worker once for so many bytes, not for each packet or TLS record."""
 _COARSE_SECONDS = 0.05
 """By how much a time limit may be exceeded, so that it is not set anew for each piece of an answer."""
 
@@ -78,6 +81,7 @@ class Connection:
         self._limit_seconds = servers.request_timeout_seconds
         self._body, self._digest = b"", ""
         self._was_used = False
+        self._wakes_for = 1
         self.is_first_answer = False
         """Whether the latest answer is the first one over this connection: another server may be there by now."""
         self._response: http.client.HTTPResponse | None = None
@@ -95,6 +99,7 @@ class Connection:
             self._was_used = False
             self._http.close()
             self._http.connect()
+            self._wakes_for = 1
             self._request()
         except (OSError, http.client.HTTPException, UnicodeError) as error:
             raise RequestError(_told(error)) from error
@@ -164,12 +169,23 @@ class Connection:
             RequestError: the answer ends too early, or is too late.
         """
         assert self._response is not None
+        many = max(0, len(buffer) - 2 * _WAKE_BYTES)  # so that more will come than one waits for
         try:
-            num_read = self._response.readinto(buffer)
+            self._wake_for(_WAKE_BYTES if many else 1)
+            num_read = self._response.readinto(buffer[:many]) if many else 0
+            if num_read == many:
+                self._wake_for(1)
+                num_read += self._response.readinto(buffer[many:])
         except (OSError, http.client.HTTPException) as error:
             raise RequestError(_told(error)) from error
         if num_read < len(buffer):
             raise RequestError("closed the connection in the middle of an answer")
+
+    def _wake_for(self, num_bytes: int) -> None:
+        """Let the socket count as readable only when it has so many bytes, or has ended."""
+        if num_bytes != self._wakes_for and self._http.sock is not None:  # it is None if this answer is its last
+            self._http.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, num_bytes)
+            self._wakes_for = num_bytes
 
     def keep(self) -> bool:
         """End an answer that was read completely. Return whether the connection can be used again."""

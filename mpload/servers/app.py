@@ -1,10 +1,8 @@
 """The HTTP application: routes, the token, limits, and errors as JSON.
 
-It is made with aiohttp. In one trial on two cores, which has no record, an answer of 16 images of 150,528 bytes over
-loopback took 35 us of the server's processor time an image with aiohttp, 34 with uvicorn and httptools, and 28 with the
-standard library's threads: nearly all of it is the kernel's copy. aiohttp has limits and a graceful stop of its own,
-and serves an event loop, which the pool of workers needs. Pieces of an answer are not joined; Python 3.11 copies what
-a socket does not take at once, so they have at most a megabyte.
+It is made with aiohttp, which has limits and a graceful stop of its own, and serves an event loop, which the pool of
+workers needs. Most of what it costs to send an image is the kernel's copy: see benchmarks/bench_servers.py. Pieces of
+an answer are not joined; Python 3.11 copies what a socket does not take at once, so they have at most a megabyte.
 
 A slot is never sent by reference (`sendfile`, `MSG_ZEROCOPY`): the kernel would read its pages until they are
 acknowledged, while workers fill the slot for another request.

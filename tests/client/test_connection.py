@@ -202,7 +202,26 @@ def test_parts_of_an_answer_are_received_without_a_copy(monkeypatch: pytest.Monk
         monkeypatch.setattr(socket.socket, "recv_into", recv_into)
         assert received(connection) == bytes(1 << 22)
     assert sizes[0] <= 1 << 16  # the head
-    assert sizes[1] > (1 << 22) - (1 << 16)  # all that is left, where it belongs
+    assert sizes[1] > (1 << 22) - (1 << 20)  # nearly all that is left, where it belongs
+
+
+def test_large_answer_in_small_pieces_is_received_and_its_early_end_noticed_at_once() -> None:
+    size, pieces = 1 << 21, [bytes([number]) * 4096 for number in range(256)]
+
+    def answer(connection: socket.socket, path: str) -> bool:
+        connection.sendall(head("200 OK", _KIND, length=size))
+        for number, piece in enumerate(2 * pieces):
+            connection.sendall(piece)
+            if not is_whole and number == 300:
+                return False
+        return True
+
+    with raw_server(answer) as url, closing(connection_to(url)) as connection:
+        is_whole = True
+        assert [received(connection) for _ in range(3)] == [b"".join(2 * pieces)] * 3
+        is_whole = False
+        with pytest.raises(RequestError, match="in the middle of an answer"):
+            received(connection)
 
 
 @pytest.mark.processes
