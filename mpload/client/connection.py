@@ -184,7 +184,8 @@ class Connection:
     def _wake_for(self, num_bytes: int) -> None:
         """Let the socket count as readable only when it has so many bytes, or has ended."""
         if num_bytes != self._wakes_for and self._http.sock is not None:  # it is None if this answer is its last
-            self._http.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, num_bytes)
+            with suppress(OSError):  # not every system knows it
+                self._http.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, num_bytes)
             self._wakes_for = num_bytes
 
     def keep(self) -> bool:
