@@ -7,8 +7,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,29 +16,15 @@ import pytest
 
 from mpload import ErrorPolicy, MPDataset, MPLoader, Servers, Topology
 from mpload.errors import MploadWarning, ServerError
-from tests.support.batches import ids, numbers
+from tests.support.batches import ids
 from tests.support.raw_server import Answer, head, raw_server
-from tests.support.sample_servers import Handler, SampleServer, answering, sample_server
+from tests.support.sample_servers import Handler, SampleServer, sample_server
+from tests.support.served_loaders import NUM_SAMPLES, dataset, loading
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="worker pools need Linux"),
     pytest.mark.processes,
 ]
-
-NUM_SAMPLES = 600
-
-
-def dataset(folder: Path, **options: Any) -> MPDataset[Any]:
-    return numbers(folder, NUM_SAMPLES, **{"batch_size": 16, **options})
-
-
-@contextmanager
-def loading(folder: Path, *urls: str, num_workers: int = 2, on_error: Any = "raise", **options: Any) -> Iterator[Any]:
-    """Yield a loader whose samples are made by the servers at `urls`."""
-    limits: dict[str, Any] = {"request_timeout_seconds": 2.0, "connect_timeout_seconds": 2.0, "retry_seconds": 60.0}
-    servers = Servers(urls=urls, **limits | options)
-    with MPLoader(dataset(folder, on_error=on_error), servers=servers, num_workers=num_workers) as loader:
-        yield loader
 
 
 def unused_url() -> str:
@@ -309,75 +294,6 @@ def test_answer_with_more_than_was_asked_for_is_no_answer(folder: Path) -> None:
             pytest.warns(MploadWarning, match="8 bytes more than its samples need"),
         ):
             assert ids(loader) == ids(dataset(folder))
-
-
-@pytest.mark.parametrize("fallback", ["local", "raise"])
-def test_other_token_is_an_error_at_once(folder: Path, fallback: Any) -> None:
-    with sample_server(dataset(folder), token="right") as server:
-        with loading(folder, server.url, token="right", fallback=fallback) as loader:
-            assert ids(loader) == ids(dataset(folder))
-        for token in ("wrong", None):
-            with (
-                loading(folder, server.url, token=token, fallback=fallback) as loader,
-                pytest.raises(ServerError, match=f"{server.url} wants another token"),
-            ):
-                next(iter(loader))
-
-
-@pytest.mark.parametrize("on_error", ["raise", "skip"])
-def test_other_index_is_an_error_at_once(folder: Path, on_error: str) -> None:
-    with (
-        sample_server(numbers(folder, 599, batch_size=16, on_error=on_error)) as server,
-        loading(folder, server.url, on_error=on_error) as loader,
-        pytest.raises(ServerError, match=r"its index is .*599 samples.*, not .*600 samples"),
-    ):
-        next(iter(loader))
-
-
-def test_other_pipeline_is_an_error_at_once(folder: Path) -> None:
-    with (
-        sample_server(dataset(folder, on_error="skip")) as server,
-        loading(folder, server.url) as loader,
-        pytest.raises(ServerError, match=r"its pipeline is .*on_error=skip.*, not .*on_error=raise"),
-    ):
-        next(iter(loader))
-
-
-def test_other_version_is_an_error_at_once(folder: Path) -> None:
-    with sample_server(dataset(folder)) as server:
-        later = server.description.encode().replace(b'"version": 1', b'"version": 2')
-        server.answer = answering(later, status=409, kind="application/json")
-        with (
-            loading(folder, server.url) as loader,
-            pytest.raises(ServerError, match="speaks version 2 of the protocol, and this loader version 1"),
-        ):
-            next(iter(loader))
-
-
-def differing(handler: Handler, made: bytes) -> bool:
-    """Answer with samples that differ in a bit."""
-    handler.reply(200, made[:-256] + bytes([made[-256] ^ 1]) + made[-255:])
-    return True
-
-
-@pytest.mark.parametrize("on_error", ["raise", "skip"])
-def test_server_whose_samples_differ_is_an_error(folder: Path, on_error: str) -> None:
-    with sample_server(dataset(folder, on_error=on_error)) as server:
-        server.answer = differing
-        with (
-            loading(folder, server.url, on_error=on_error, num_workers=1) as loader,
-            pytest.raises(ServerError, match=r"makes other samples than this machine: 'number' of sample_id"),
-        ):
-            next(iter(loader))
-
-
-def test_server_that_makes_other_samples_since_it_was_started_again_is_an_error(folder: Path) -> None:
-    with sample_server(dataset(folder)) as server, loading(folder, server.url, num_workers=1) as loader:
-        assert ids(loader) == ids(dataset(folder))
-        server.answer = differing
-        server.drop_connections()
-        with pytest.raises(ServerError, match="makes other samples than this machine"):
-            ids(loader)
 
 
 def test_worker_that_is_killed_loses_and_repeats_no_sample(folder: Path) -> None:
