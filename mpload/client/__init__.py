@@ -6,6 +6,7 @@ describing   computes that description from a dataset, on both sides
 options      Servers: which servers a loader has, and the limits for requests to them
 served_work  ServedWork: the work of workers that have samples made by servers
 asking       a worker's requests: several at a time, repeated if they fail, made a second time if they are late
+listing      the URLs of servers, which a file may list and change
 choice       which server is asked next
 connection   an HTTP connection to a server
 refusals     why a server and a loader do not fit together

@@ -4,14 +4,16 @@ import random
 import select
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from mpload.client.choice import Choice, Nearest
 from mpload.client.connection import Busy, Connection, OtherDataset, Refused, RequestError, tls_for
+from mpload.client.listing import ServerList
 from mpload.client.options import Servers, longest_pause_of
 from mpload.client.protocol import AnswerHead, Description
 from mpload.client.refusals import differences
-from mpload.errors import ServerError
+from mpload.errors import ArgumentError, ServerError
 from mpload.plan.topology import Topology
 from mpload.storage.latencies import Latencies
 from mpload.storage.notices import Notice
@@ -46,7 +48,7 @@ class Piece:
 class Answered:
     """An answer that was received."""
 
-    server: int
+    url: str
     """Which server has made the samples."""
     head: AnswerHead
     num_bytes: int
@@ -74,6 +76,16 @@ class _Request:
         return self.connection.fileno()
 
 
+@dataclass(slots=True, kw_only=True)
+class _Server:
+    """What this worker knows of a server, besides what `Choice` does."""
+
+    url: str
+    idle: list[Connection] = field(default_factory=list)
+    latencies: Latencies = field(default_factory=Latencies)
+    answered_at: float = float("-inf")
+
+
 Read = Callable[[Connection, int], AnswerHead]
 """Receives the body of an answer, which has so many bytes."""
 
@@ -95,15 +107,14 @@ class Asking:
         self._digest = description.digest
         self._notify = notify
         self._tls = tls_for(servers)
+        self._list = ServerList(servers.urls, None if servers.list_file is None else Path(servers.list_file))
+        self._known = [_Server(url=url) for url in self._list.urls]
         self._choice = Choice(
-            len(servers.urls),
+            len(self._known),
             jitter=random.Random().random,
             longest_pause_seconds=longest_pause_of(servers),
         )
         self._topology: Topology | None = None
-        self._idle: list[list[Connection]] = [[] for _ in servers.urls]
-        self._latencies = [Latencies() for _ in servers.urls]
-        self._answered_at = [float("-inf")] * len(servers.urls)
         self._open: dict[Piece, _Request] = {}
         self._saved_hedges = 0.0
         self.counts = ServerCounts()
@@ -115,14 +126,14 @@ class Asking:
         """Ask the servers of this rank from now on."""
         if topology != self._topology:
             self._topology = topology
-            few = self._servers.servers_per_rank
-            self._choice.nearest = Nearest.of(self._servers.urls, topology, servers_per_rank=few)
+            self._use_listed()
 
     def ask_ahead(self, wanted: Mapping[Piece, Callable[[], bytes]]) -> None:
         """Keep a request open for each of these pieces if a server is available, and give up all other requests.
 
         The values return the body of a request.
         """
+        self._update()
         for piece in [piece for piece in self._open if piece not in wanted]:
             self._give_up(self._open.pop(piece))
         for piece, body in wanted.items():
@@ -149,6 +160,7 @@ class Asking:
         began, waited = time.monotonic(), 0.0
         while True:
             live()
+            self._update()
             now = time.monotonic()
             is_local = self._servers.fallback == "local"
             limit_seconds = self._servers.request_timeout_seconds if is_local else self._servers.retry_seconds
@@ -181,8 +193,47 @@ class Asking:
         return request
 
     def _problems(self) -> str:
-        told = zip(self._servers.urls, self._choice.problems, strict=True)
-        return "; ".join(f"{url} {problem or 'was not asked'}" for url, problem in told)
+        told = [(self._known[number].url, self._choice.problem_of(number)) for number in self._listed]
+        none = f"{self._servers.list_file} lists none"
+        return "; ".join(f"{url} {problem or 'was not asked'}" for url, problem in told) or none
+
+    @property
+    def _listed(self) -> Sequence[int]:
+        return sorted(self._choice.nearest.order)
+
+    def _update(self) -> None:
+        """Ask those servers from now on that the list names at present."""
+        try:
+            if self._list.update(time.monotonic()):
+                self._use_listed()
+        except ArgumentError as error:
+            self._notify(Notice(place=str(self._servers.list_file), is_outage=True, text=f"{error}. It is not used"))
+
+    def _use_listed(self) -> None:
+        known = {server.url: number for number, server in enumerate(self._known)}
+        for url in self._list.urls:
+            if url not in known:
+                known[url] = len(self._known)
+                self._known.append(_Server(url=url))
+        numbers = [known[url] for url in self._list.urls]
+        for number in set(self._listed).difference(numbers):
+            self._drop(number)
+        nearest = Nearest(order=tuple(range(len(numbers))), num_few=len(numbers))
+        if self._topology is not None:
+            few = self._servers.servers_per_rank
+            nearest = Nearest.of(self._list.urls, self._topology, servers_per_rank=few)
+        self._choice.use(replace(nearest, order=tuple(numbers[place] for place in nearest.order)))
+
+    def _drop(self, number: int) -> None:
+        """Ask a server no more, since the list does not name it."""
+        server = self._known[number]
+        while server.idle:
+            server.idle.pop().close()
+        for piece in [piece for piece, each in self._open.items() if each.server == number]:
+            self._give_up(self._open.pop(piece))
+        if self._choice.pause_of(number):
+            text = f"{server.url} is not listed any more, and not asked"
+            self._notify(Notice(place=server.url, is_outage=False, text=text))
 
     def _sent(self, piece: Piece, body: bytes, *, without: Sequence[int] = ()) -> _Request | None:
         """Send a request to the next server; return None if there is none, or it fails."""
@@ -190,8 +241,8 @@ class Asking:
         server = self._choice.pick(piece.turn, now, without=without)
         if server is None:
             return None
-        idle = self._idle[server]
-        connection = idle.pop() if idle else Connection(self._servers.urls[server], self._servers, self._tls)
+        known = self._known[server]
+        connection = known.idle.pop() if known.idle else Connection(known.url, self._servers, self._tls)
         request = _Request(server=server, connection=connection, piece=piece, body=body, sent_at=now)
         try:
             connection.ask(body, self._digest)
@@ -216,11 +267,11 @@ class Asking:
         for piece in [piece for piece, each in self._open.items() if each.server == server]:
             self._give_up(self._open.pop(piece))
         if self._choice.failed(server, now, str(error)):
-            url = self._servers.urls[server]
-            others = "by other servers" if len(self._servers.urls) > 1 else "when it is back"
+            url = self._known[server].url
+            others = "by other servers" if len(self._listed) > 1 else "when it is back"
             instead = "in this loader, unless other servers do" if self._servers.fallback == "local" else others
             text = f"{url} {error}. It is asked again later. Until then, its samples are made {instead}"
-            self._notify(Notice(place=url, is_outage=True, text=text, answered_at=self._answered_at[server]))
+            self._notify(Notice(place=url, is_outage=True, text=text, answered_at=self._known[server].answered_at))
 
     def _received(self, request: _Request, read: Read) -> Answered | None:
         """Receive the answer to a request, or to the same request to another server; None if all have failed.
@@ -237,26 +288,28 @@ class Asking:
         except (RequestError, ValueError) as error:  # a `ProtocolError` is one
             self._failed(request, error)
             return None
-        server, is_first = request.server, request.connection.is_first_answer
+        server, is_first = self._known[request.server], request.connection.is_first_answer
         self.counts.answered(
-            server, num_samples=request.num_samples, num_bytes=num_bytes, latency_seconds=request.latency_seconds
+            request.server,
+            num_samples=request.num_samples,
+            num_bytes=num_bytes,
+            latency_seconds=request.latency_seconds,
         )
-        self._choice.end(server)
-        self._answered_at[server] = time.monotonic()
-        was_failing = self._choice.answered(server)
+        self._choice.end(request.server)
+        server.answered_at = time.monotonic()
+        was_failing = self._choice.answered(request.server)
         if request.connection.keep():
-            self._idle[server].append(request.connection)
-        self._close_far(self._choice.few(self._answered_at[server]))
+            server.idle.append(request.connection)
+        self._close_far(self._choice.few(server.answered_at))
         if was_failing:
-            url = self._servers.urls[server]
-            self._notify(Notice(place=url, is_outage=False, text=f"{url} makes samples again"))
-        return Answered(server=server, head=head, num_bytes=num_bytes, is_first=is_first)
+            self._notify(Notice(place=server.url, is_outage=False, text=f"{server.url} makes samples again"))
+        return Answered(url=server.url, head=head, num_bytes=num_bytes, is_first=is_first)
 
     def _close_far(self, near: Collection[int]) -> None:
         """Close the connections to servers that have stood in for others."""
-        for server, idle in enumerate(self._idle):
-            while idle and server not in near:
-                idle.pop().close()
+        for number, server in enumerate(self._known):
+            while server.idle and number not in near:
+                server.idle.pop().close()
 
     def _first_to_answer(self, request: _Request) -> tuple[_Request, int] | None:
         """Wait for an answer, and return what was answered and the size of the answer; None if all have failed."""
@@ -290,10 +343,10 @@ class Asking:
         The limit grows with the pauses, so that these attempts take a small part of the time.
         """
         limit_seconds, pause_seconds = self._servers.request_timeout_seconds, self._choice.pause_of(server)
-        is_only_hope = len(self._servers.urls) == 1 and self._servers.fallback == "raise"
+        is_only_hope = len(self._listed) == 1 and self._servers.fallback == "raise"
         if not pause_seconds or is_only_hope:
             return limit_seconds
-        usual_seconds = 2e-9 * self._latencies[server].any_late_ns
+        usual_seconds = 2e-9 * self._known[server].latencies.any_late_ns
         return min(limit_seconds, max(_PATIENCE_SECONDS, usual_seconds, pause_seconds * _TRIAL_SHARE))
 
     def _begun(self, request: _Request, deadline: float) -> int | None:
@@ -310,16 +363,16 @@ class Asking:
         except RequestError as error:
             self._failed(request, error)
             return None
-        self._latencies[request.server].add(round(request.latency_seconds * 1e9), request.num_samples)
+        self._known[request.server].latencies.add(round(request.latency_seconds * 1e9), request.num_samples)
         return num_bytes
 
     def _refused(self, request: _Request, text: str) -> ServerError:
-        return ServerError(f"{self._servers.urls[request.server]} {text}")
+        return ServerError(f"{self._known[request.server].url} {text}")
 
     def _late_at(self, request: _Request, now: float) -> float:
         """Return when a second request should be made, by the clock; infinity if that is unknown."""
-        late_ns = self._latencies[request.server].late_ns(request.num_samples)
-        if late_ns is None or len(self._servers.urls) == 1:
+        late_ns = self._known[request.server].latencies.late_ns(request.num_samples)
+        if late_ns is None or len(self._listed) == 1:
             return float("inf")
         return max(request.sent_at + max(_LEAST_LATE_SECONDS, late_ns * 1e-9), now + _LEAST_LATE_SECONDS / 10)
 

@@ -21,7 +21,7 @@ class Nearest:
     """The servers of a rank: it asks the first few of `order`, and the next ones if some of those fail."""
 
     order: tuple[int, ...]
-    """The numbers of all servers."""
+    """The numbers of all servers that are listed."""
     num_few: int
 
     @classmethod
@@ -72,9 +72,17 @@ class Choice:
     ) -> None:
         self._servers = [_Server() for _ in range(num_servers)]
         self.nearest = Nearest(order=tuple(range(num_servers)), num_few=num_servers)
-        """The servers of this worker's rank; the caller may set it."""
+        """The servers of this worker's rank. See `use`."""
         self._jitter = jitter
         self._longest_seconds = longest_pause_seconds
+
+    def use(self, nearest: Nearest) -> None:
+        """Choose among these servers from now on. Failures of those that come back are forgotten."""
+        self._servers += [_Server() for _ in range(len(self._servers), 1 + max(nearest.order, default=-1))]
+        for number in set(nearest.order).difference(self.nearest.order):
+            server = self._servers[number]
+            server.pause_seconds, server.resumes_at, server.problem = 0.0, -math.inf, ""
+        self.nearest = nearest
 
     def pick(self, turn: int, now: float, *, without: Collection[int] = ()) -> int | None:
         """Return the number of the server to ask, and count the request; None if none may be asked now.
@@ -139,14 +147,14 @@ class Choice:
         server.resumes_at = max(server.resumes_at, now + min(seconds, self._longest_seconds))
 
     def seconds_until_ready(self, now: float) -> float:
-        """Return how long no server may be asked; 0 if one may be asked now."""
-        return max(0.0, min(server.resumes_at for server in self._servers) - now)
+        """Return how long no server may be asked; 0 if one may be asked now, and infinity if there is none."""
+        resume = [self._servers[number].resumes_at for number in self.nearest.order]
+        return max(0.0, min(resume, default=math.inf) - now)
 
     def pause_of(self, number: int) -> float:
         """Return how long a server was left out after its latest failure; 0 if it has answered since."""
         return self._servers[number].pause_seconds
 
-    @property
-    def problems(self) -> Sequence[str]:
-        """What each server did last instead of answering; empty if nothing."""
-        return [server.problem for server in self._servers]
+    def problem_of(self, number: int) -> str:
+        """Return what a server did last instead of answering; empty if nothing."""
+        return self._servers[number].problem

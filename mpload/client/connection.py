@@ -53,12 +53,12 @@ class OtherDataset(Refused):
 
 
 def tls_for(servers: Servers) -> ssl.SSLContext | None:
-    """Return how connections are encrypted; None if all URLs begin with `http:`.
+    """Return how connections are encrypted; None if all URLs begin with `http:`, and will do so.
 
     Raises:
         ServerError: `ca_file` cannot be read.
     """
-    if not any(url.startswith("https:") for url in servers.urls):
+    if servers.list_file is None and not any(url.startswith("https:") for url in servers.urls):
         return None
     try:
         return ssl.create_default_context(cafile=servers.ca_file)

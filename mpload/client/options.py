@@ -1,12 +1,14 @@
 """`Servers`: which servers make the samples of a loader, and what happens when they do not."""
 
 import math
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal, get_args
-from urllib.parse import urlsplit
 
 from mpload.client.choice import LONGEST_PAUSE_SECONDS
+from mpload.client.listing import checked_urls, urls_in
 from mpload.errors import ArgumentError
 from mpload.plan.ranges import check_range
 from mpload.transport.batches import PoolOptions
@@ -22,12 +24,17 @@ class Servers:
     """Servers that make the samples of an `MPLoader`, and the limits for requests to them.
 
     Raises:
-        ArgumentError: there is no server, a URL is not one of a server, or a number is out of range.
+        ArgumentError: there is no server, a URL is not one of a server, the list cannot be read, or a number is out of
+            range.
     """
 
-    urls: Sequence[str]
+    urls: Sequence[str] = ()
     """Where they are, such as `"http://10.0.0.5:8500"`, or `"unix:///tmp/mpload.sock"` for a Unix socket of this
     machine. Stored as a tuple."""
+    list_file: str | os.PathLike[str] | None = None
+    """A text file that lists the URLs instead, one a line. Workers read it again when it changes. A list that is empty,
+    or gone, means that there are no servers at the moment. Such servers have no statistics of their own. Stored as an
+    absolute `Path`."""
     token: str | None = field(default=None, repr=False)
     """The secret that the servers want to see; None if they want none."""
     fallback: Fallback = "local"
@@ -50,11 +57,14 @@ class Servers:
     """The certificates that sign those of the servers, as a PEM file; None means the system's. For `https` only."""
 
     def __post_init__(self) -> None:
-        if isinstance(self.urls, str) or not self.urls:
-            raise ArgumentError(f"servers must be a list of at least one URL, got {self.urls!r}")
-        object.__setattr__(self, "urls", tuple(map(_checked, self.urls)))
-        if len(set(self.urls)) < len(self.urls):
-            raise ArgumentError(f"servers must differ, got {list(self.urls)}")
+        if self.list_file is not None:
+            if self.urls:
+                raise ArgumentError("servers have urls= or list_file=, not both")
+            object.__setattr__(self, "list_file", Path(self.list_file).absolute())
+            urls_in(Path(self.list_file))
+        elif isinstance(self.urls, str) or not self.urls:
+            raise ArgumentError(f"servers must be a list of at least one URL, or the Path of one, got {self.urls!r}")
+        object.__setattr__(self, "urls", checked_urls(self.urls))
         if self.fallback not in get_args(Fallback):
             raise ArgumentError(f"fallback must be 'local' or 'raise', got {self.fallback!r}")
         if self.token is not None and not _is_sendable(self.token):
@@ -80,7 +90,7 @@ def longest_pause_of(servers: Servers) -> float:
 
 
 def servers_of(
-    servers: Sequence[str] | Servers | None,
+    servers: Sequence[str] | os.PathLike[str] | Servers | None,
     token: str | None,
     fallback: Fallback,
     *,
@@ -100,6 +110,8 @@ def servers_of(
         if token is not None or fallback not in {"local", servers.fallback}:
             raise ArgumentError("servers=Servers(...) has its own token and fallback: pass them to Servers")
         found = servers
+    elif isinstance(servers, os.PathLike):
+        found = Servers(list_file=servers, token=token, fallback=fallback)
     else:
         found = Servers(urls=servers, token=token, fallback=fallback)
     if num_workers == 0:
@@ -120,18 +132,3 @@ def servers_of(
 def _is_sendable(token: str) -> bool:
     """Return whether an HTTP header can carry a token. Spaces around it would be lost."""
     return bool(token) and token.isascii() and token.isprintable() and token.strip() == token
-
-
-def _checked(url: str) -> str:
-    """Return the URL of a server without a slash at its end."""
-    try:
-        parts = urlsplit(url)
-        is_complete = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
-        is_complete |= parts.scheme == "unix" and not parts.netloc and parts.path not in {"", "/"}
-    except (ValueError, AttributeError, TypeError):
-        is_complete = False
-    if not is_complete or parts.query or parts.fragment or "@" in parts.netloc or not url.isprintable() or " " in url:
-        raise ArgumentError(
-            f"a server is given as 'http://HOST:PORT', 'https://HOST:PORT' or 'unix:///PATH', got {url!r:.200}"
-        )
-    return url.rstrip("/")

@@ -62,8 +62,9 @@ class ServedWork:
         self._asks = self.servers.asking_workers is None or worker < self.servers.asking_workers
         self._report: ChunkReport | None = None
         self._asking = Asking(self.servers, self.description, notify=self._notify)
-        self._unchecked = dict.fromkeys(range(len(self.servers.urls)), 0 if worker else _MAX_CHECKS)
-        self._compared = set[int]()  # servers whose samples could be compared
+        self._first_checks = 0 if worker else _MAX_CHECKS
+        self._unchecked: dict[str, int] = {}  # by URL: answers that remain to be checked
+        self._compared = set[str]()  # URLs of servers whose samples could be compared
 
     def _notify(self, notice: Notice) -> None:
         assert self._report is not None
@@ -99,7 +100,9 @@ class ServedWork:
             for place in range(first, last):
                 blank(dict(arrays), place)
             report.failed(first, str(error), details_of(error))
-        report.tally.add(Tally(numbered=self._asking.counts.take()))
+        counts = self._asking.counts.take()
+        if self.servers.list_file is None:  # servers of a list have another number in each worker
+            report.tally.add(Tally(numbered=counts))
 
     def _pieces(self, task: tuple[int, ...], first: int, last: int) -> Iterator[Piece]:
         number, batching = BatchNumber.of(task), self.work.batching
@@ -136,10 +139,10 @@ class ServedWork:
             self.work.fill(piece.task, arrays, piece.first, piece.last, report)
             return
         failures = answered.head.failures
-        if answered.is_first and answered.server in self._compared:
-            self._unchecked[answered.server] = _MAX_CHECKS
-        if self._unchecked[answered.server]:
-            self._unchecked[answered.server] -= 1
+        if answered.is_first and answered.url in self._compared:
+            self._unchecked[answered.url] = _MAX_CHECKS
+        if self._unchecked.setdefault(answered.url, self._first_checks):
+            self._unchecked[answered.url] -= 1
             self._check(answered, piece, views, report)
         report.failures += [
             Failure(sample=piece.first + each.sample, cause=each.cause, details=each.details) for each in failures
@@ -171,15 +174,14 @@ class ServedWork:
         for place in sorted(set(range(piece.first, last)) - bad):
             for name, array in theirs.items():
                 if told := _difference(array[place], ours[name][place]):
-                    url = self.servers.urls[answered.server]
                     sample_id = self.work.sample_ids(number, place, place + 1)[0]
                     raise ServerError(
-                        f"{url} makes other samples than this machine: {name!r} of sample_id {sample_id} {told}. Use "
-                        "the same version of mpload and of its decoders (mpload.jpeg_backend()) and the same code on "
-                        "both, and draw random numbers only from those that mpload seeds"
+                        f"{answered.url} makes other samples than this machine: {name!r} of sample_id {sample_id} "
+                        f"{told}. Use the same version of mpload and of its decoders (mpload.jpeg_backend()) and the "
+                        "same code on both, and draw random numbers only from those that mpload seeds"
                     )
-            self._unchecked[answered.server] = 0
-            self._compared.add(answered.server)
+            self._unchecked[answered.url] = 0
+            self._compared.add(answered.url)
 
 
 def _read(arrays: Mapping[str, Any], piece: Piece, connection: Connection, num_bytes: int) -> AnswerHead:

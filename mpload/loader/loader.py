@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from importlib import import_module
 from itertools import chain
+from os import PathLike
 from typing import TYPE_CHECKING, Any, Generic, Literal, Self, Unpack, overload
 
 import numpy as np
@@ -74,8 +75,9 @@ class MPLoader(Guarded, Generic[Batch]):
         options: how workers are treated: timeouts, restarts, fresh processes instead of forks.
         device: device on which batches are yielded, with images as float32 in [0, 1]. This is a shortcut for wrapping
             the loader in a `DevicePrefetcher`, which has more options. None yields batches on the host, unchanged.
-        servers: the URLs of servers (`mpload serve`) that make the samples of an `MPDataset`, or `Servers` with time
-            limits and certificates. Workers ask them, and get the same samples as they make themselves.
+        servers: the URLs of servers (`mpload serve`) that make the samples of an `MPDataset`, or the `Path` of a file
+            that lists them and may change, or `Servers` with time limits and certificates. Workers ask them, and get
+            the same samples as they make themselves.
         token: the secret that the servers want to see, if any.
         fallback: `"local"` makes samples that no server makes in the workers. `"raise"` raises a `ServerError`.
         **of_dataset: arguments for map-style datasets. An `MPDataset` has its own `batch_size`, `shuffle`, `seed`,
@@ -123,7 +125,7 @@ class MPLoader(Guarded, Generic[Batch]):
         memory_budget: int | str = "auto",
         options: PoolOptions | None = None,
         device: torch.device | str | None = None,
-        servers: Sequence[str] | Servers | None = None,
+        servers: Sequence[str] | PathLike[str] | Servers | None = None,
         token: str | None = None,
         fallback: Fallback = "local",
     ) -> None: ...
@@ -148,7 +150,7 @@ class MPLoader(Guarded, Generic[Batch]):
         memory_budget: int | str = "auto",
         options: PoolOptions | None = None,
         device: torch.device | str | None = None,
-        servers: Sequence[str] | Servers | None = None,
+        servers: Sequence[str] | PathLike[str] | Servers | None = None,
         token: str | None = None,
         fallback: Fallback = "local",
         **of_dataset: Unpack[MapArguments],

@@ -1,5 +1,7 @@
 """Which server is asked next: a function of what they did, and of the time."""
 
+import math
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -152,3 +154,19 @@ def test_some_server_can_be_asked_within_the_longest_pause(num_servers: int, act
     seconds = choice.seconds_until_ready(now)
     assert seconds <= 1.5 * LONGEST_PAUSE_SECONDS
     assert choice.pick(0, now + seconds) is not None
+
+
+def test_only_listed_servers_are_chosen_and_one_that_comes_back_is_as_new() -> None:
+    choice = Choice(0, jitter=lambda: 0.0)
+    assert choice.pick(0, 0.0) is None
+    assert choice.seconds_until_ready(0.0) == math.inf
+    choice.use(Nearest(order=(0, 1), num_few=2))
+    assert choice.pick(0, 0.0) == 0
+    choice.failed(0, 0.0, "fails")
+    choice.end(0)
+    choice.use(Nearest(order=(1, 2), num_few=2))
+    assert {choice.pick(turn, 0.0) for turn in range(4)} == {1, 2}
+    choice.use(Nearest(order=(0,), num_few=1))
+    assert choice.pick(0, 0.0) == 0
+    choice.use(Nearest(order=(), num_few=0))
+    assert choice.pick(0, 0.0) is None

@@ -50,6 +50,8 @@ def test_url_of_a_server_is_kept_without_a_slash_at_its_end(url: str) -> None:
     [
         ({"urls": []}, "at least one"),
         ({"urls": URL}, "list of"),
+        ({"urls": [URL], "list_file": "servers.txt"}, "not both"),
+        ({"urls": [], "list_file": "absent.txt"}, "absent.txt is no list of servers.*No such file"),
         ({"urls": [URL, URL + "/"]}, "differ"),
         ({"fallback": "maybe"}, "fallback"),
         ({"token": "two\nlines"}, "token"),
@@ -73,6 +75,7 @@ def test_token_is_not_shown() -> None:
     ("options", "message"),
     [
         ({"servers": [URL], "num_workers": 0}, "num_workers is 0"),
+        ({"servers": Path("absent.txt")}, "absent.txt is no list"),
         ({"token": "t"}, "belong to servers="),
         ({"fallback": "raise"}, "belong to servers="),
         ({"servers": Servers(urls=[URL]), "token": "t"}, "its own token"),
