@@ -82,6 +82,7 @@ from mpload.plan.plan import Tail as Tail
 from mpload.plan.topology import Topology as Topology
 from mpload.plan.topology import detect_topology as detect_topology
 from mpload.ray.cluster import RayCluster as RayCluster
+from mpload.ray.servers import RayServers as RayServers
 from mpload.samples.boxes import Boxes as Boxes
 from mpload.samples.by_source import BySource as BySource
 from mpload.samples.cache.choice import CachedForm as CachedForm

@@ -35,7 +35,7 @@ MAY_IMPORT = {
     "loader": LOADER | {"client"},
     "servers": LOADER | {"loader", "client"},
     "tools": LOADER | {"loader", "ingest"},
-    "ray": BOTTOM | {"storage"},
+    "ray": BOTTOM | {"storage", "client", "servers", "loader"},
     "cli": LOADER | {"loader", "ingest", "tools", "servers", "client", "ray"},
     "__main__": {"cli"},
 }

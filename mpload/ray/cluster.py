@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import mpload
 from mpload.errors import ArgumentError, StorageError
-from mpload.ray.connecting import connected
+from mpload.ray.connecting import cause_of, connected
 from mpload.ray.tasks import do_job, probe_in
 from mpload.units import format_counted
 
@@ -87,7 +87,7 @@ class RayCluster:
                 try:
                     yield from tasks.results(jobs, _Patience(ray, shared, self.patience_seconds))
                 except ray.exceptions.RayTaskError as error:
-                    raise _cause_of(error, ray) from error
+                    raise cause_of(error, ray) from error
                 except ray.exceptions.RayError as error:
                     raise StorageError(
                         f"a job on the Ray cluster died {self.max_retries + 1} times, perhaps for lack of memory: "
@@ -184,14 +184,3 @@ def _unfinished(folder: Path) -> dict[str, tuple[int, int]]:
 
 def _num_cpus(ray: Any) -> int:
     return int(ray.cluster_resources().get("CPU", 0))
-
-
-def _cause_of(error: Any, ray: Any) -> Exception:
-    """Return what a job raised, as it would be raised on this machine."""
-    cause = error.cause
-    if "ModuleNotFoundError" in str(error):
-        missing = str(error).strip().splitlines()[-1]
-        return ArgumentError(f"a node of the Ray cluster lacks a package: {missing}. Install mpload there")
-    if isinstance(cause, Exception) and not isinstance(cause, ray.exceptions.RayError):
-        return cause
-    return StorageError(f"a job on the Ray cluster failed: {error}")

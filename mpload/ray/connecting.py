@@ -11,10 +11,10 @@ from enum import Enum, auto
 from importlib import import_module
 from typing import Any
 
-from mpload.errors import ArgumentError, OutageError
+from mpload.errors import ArgumentError, OutageError, StorageError
 from mpload.storage.remote import redacted
 
-__all__ = ["connected", "ray_library"]
+__all__ = ["cause_of", "connected", "ray_library"]
 
 _ANSWER_SECONDS = 60.0
 _TURN_ON = (
@@ -172,3 +172,14 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+
+
+def cause_of(error: Any, ray: Any, *, what: str = "a job") -> Exception:
+    """Return what a task raised, as it would be raised on this machine."""
+    cause = error.cause
+    if "ModuleNotFoundError" in str(error):
+        missing = str(error).strip().splitlines()[-1]
+        return ArgumentError(f"a node of the Ray cluster lacks a package: {missing}. Install mpload there")
+    if isinstance(cause, Exception) and not isinstance(cause, ray.exceptions.RayError):
+        return cause
+    return StorageError(f"{what} on the Ray cluster failed: {error}")

@@ -11,7 +11,7 @@ from typing import Any
 import mpload
 from mpload.errors import ArgumentError, StorageError
 
-__all__ = ["do_job", "probe_in"]
+__all__ = ["check_version", "do_job", "probe_in"]
 
 
 @contextmanager
@@ -46,14 +46,23 @@ def do_job(pickled_work: bytes, job: Any, probe: Path, version: str) -> Any:
         StorageError: this node does not see the probe.
         Exception: what the function raises.
     """
-    if mpload.__version__ != version:
-        raise ArgumentError(
-            f"node {platform.node()} has mpload {mpload.__version__}, but this machine has {version}. Install one "
-            "version on all nodes"
-        )
+    check_version(version)
     if not probe.exists():
         raise StorageError(
             f"{probe.parent}: node {platform.node()} does not see a file that this machine wrote there. All nodes "
             "must share the folder, at the same path: name one on a network file system"
         )
     return pickle.loads(pickled_work)(job)  # noqa: S301  by the program that started this task
+
+
+def check_version(version: str) -> None:
+    """Check that this node has the version of mpload that the program has.
+
+    Raises:
+        ArgumentError: it has another one.
+    """
+    if mpload.__version__ != version:
+        raise ArgumentError(
+            f"node {platform.node()} has mpload {mpload.__version__}, but this machine has {version}. Install one "
+            "version on all nodes"
+        )
