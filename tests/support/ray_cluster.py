@@ -38,10 +38,17 @@ class TestCluster:
 
     def task_processes(self) -> list[psutil.Process]:
         """Return the processes that are doing a job."""
+        return self._processes("do_job")
+
+    def server_processes(self) -> list[psutil.Process]:
+        """Return the processes of servers, without their workers."""
+        return self._processes("ServerActor")
+
+    def _processes(self, title: str) -> list[psutil.Process]:
         found = []
         for process in psutil.Process(self._program.pid).children(recursive=True):
             try:
-                if "do_job" in "".join(process.cmdline()):
+                if title in "".join(process.cmdline()):
                     found.append(process)
             except psutil.Error:
                 continue
