@@ -80,3 +80,14 @@ def test_two_ranks_split_the_epochs_of_a_loader_made_before_the_process_group(tm
         for rank in (0, 1):
             received = json.loads((tmp_path / f"{rank}.json").read_text())["MPLoader"][epoch]
             assert received == [label for batch in expected for label in batch[4 * rank : 4 * rank + 4]]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.skipif(find_spec("ray") is None, reason="ray is not installed")
+def test_a_job_on_ray_loses_a_node_and_goes_on_with_fewer_ranks_exactly() -> None:
+    """The other examples are run by `.ci/run`, where Ray is not installed."""
+    example = Path(__file__).parents[1] / "examples" / "train_on_ray.py"
+    done = subprocess.run([sys.executable, example], capture_output=True, text=True, timeout=290, check=False)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    assert "ranks: 2, then 1; all 130 samples once" in done.stdout

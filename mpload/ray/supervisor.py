@@ -13,6 +13,7 @@ import select
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -118,7 +119,7 @@ class _Server:
     def _lose(self, error: Exception, now: float) -> None:
         if self.url is None:
             self._node = None  # which may have no room
-        print(f"mpload: the server {self.url or 'to be started'} is lost: {error}", file=sys.stderr, flush=True)
+        print(f"mpload: the server {self.url or 'to be started'} is lost: {error}", file=sys.__stderr__, flush=True)
         self.kill()
         self.error = error
         self._starts_at = now + self._pause_seconds
@@ -204,8 +205,11 @@ def _send(answers: BinaryIO, answer: Exception | None) -> None:
 
 
 def _main() -> None:
-    with os.fdopen(0, "rb", closefd=False) as orders, os.fdopen(os.dup(1), "wb") as answers:
+    with ExitStack() as stack:
+        orders = stack.enter_context(os.fdopen(0, "rb", closefd=False))
+        answers = stack.enter_context(os.fdopen(os.dup(1), "wb"))
         os.dup2(2, 1)  # what Ray prints is no answer
+        sys.stdout = sys.stderr = stack.enter_context(open(os.devnull, "w"))  # pages about each node that dies
         placing: Placing = pickle.load(orders)  # noqa: S301  of the parent
         try:
             with connected(placing.address) as ray:
