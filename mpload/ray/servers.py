@@ -64,8 +64,8 @@ class RayServers:
         ArgumentError: Ray is not installed, or the cluster admits anyone, a number is out of range, the dataset cannot
             be sent to other machines, or no node has the resources.
         OutageError: the cluster does not answer.
-        ServerError: the servers have not started in time.
-        Exception: why a server cannot be started.
+        ServerError: the servers have not started in time, or cannot be started.
+        MploadError: why a server cannot be started.
 
     Process: for the process that made it.
     """
@@ -190,7 +190,7 @@ def _start(supervisor: "subprocess.Popen[bytes]", placing: Placing) -> None:
 
     Raises:
         ServerError: they are not.
-        Exception: what the other process says.
+        MploadError: what the other process says.
     """
     assert supervisor.stdin is not None
     assert supervisor.stdout is not None

@@ -13,7 +13,7 @@ import select
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -140,7 +140,7 @@ def _supervise(ray: Any, placing: Placing, orders: BinaryIO, answers: BinaryIO) 
 
     Raises:
         ArgumentError: no node has the resources.
-        Exception: why a server cannot be started.
+        MploadError: why a server cannot be started.
     """
     servers = [_Server(ray, placing, node=node) for node in _nodes(ray, placing)]
     deadline = time.monotonic() + placing.start_seconds
@@ -182,8 +182,10 @@ def _nodes(ray: Any, placing: Placing) -> Sequence[str | None]:
 
 def _check_start(servers: Sequence[_Server], placing: Placing, *, is_late: bool) -> None:
     for server in servers:
-        if server.error is not None:
+        if isinstance(server.error, MploadError):
             raise server.error
+        if server.error is not None:
+            raise ServerError(f"a server cannot be started: {type(server.error).__name__}: {server.error}")
     if is_late:
         num_ready = sum(server.url is not None for server in servers)
         raise ServerError(
@@ -209,7 +211,9 @@ def _main() -> None:
         orders = stack.enter_context(os.fdopen(0, "rb", closefd=False))
         answers = stack.enter_context(os.fdopen(os.dup(1), "wb"))
         os.dup2(2, 1)  # what Ray prints is no answer
-        sys.stdout = sys.stderr = stack.enter_context(open(os.devnull, "w"))  # pages about each node that dies
+        nowhere = stack.enter_context(Path(os.devnull).open("w"))
+        stack.enter_context(redirect_stdout(nowhere))
+        stack.enter_context(redirect_stderr(nowhere))  # Ray prints a page about each node that dies
         placing: Placing = pickle.load(orders)  # noqa: S301  of the parent
         try:
             with connected(placing.address) as ray:

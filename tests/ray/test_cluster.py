@@ -10,11 +10,12 @@ import psutil
 import pytest
 
 import mpload
-from mpload import ArgumentError, RayCluster, SampleError, StorageError
+from mpload import ArgumentError, RayCluster, RayServers, SampleError, StorageError
 from mpload.ray import connecting
 from mpload.ray.connecting import _Answer
 from mpload.ray.tasks import do_job, probe_in
 from tests.support import ray_works
+from tests.support.batches import numbers
 from tests.support.ray_cluster import TestCluster, ray_cluster
 from tests.support.transport_works import wait_until
 
@@ -76,6 +77,8 @@ def test_a_cluster_that_admits_anyone_is_refused(tmp_path: Path, monkeypatch: py
     with ray_cluster(mode="disabled") as cluster:
         monkeypatch.setenv("RAY_ADDRESS", cluster.address)
         told = in_new_process(tmp_path)
+        with pytest.raises(ArgumentError, match="needs no token"):
+            RayServers(numbers(tmp_path, 10))
     assert "ArgumentError" in told
     assert "needs no token, so anyone who reaches its ports can run code" in told
     assert "ray get-auth-token --generate" in told
