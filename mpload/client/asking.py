@@ -218,10 +218,8 @@ class Asking:
         numbers = [known[url] for url in self._list.urls]
         for number in set(self._listed).difference(numbers):
             self._drop(number)
-        nearest = Nearest(order=tuple(range(len(numbers))), num_few=len(numbers))
-        if self._topology is not None:
-            few = self._servers.servers_per_rank
-            nearest = Nearest.of(self._list.urls, self._topology, servers_per_rank=few)
+        few = self._servers.servers_per_rank
+        nearest = Nearest.of(self._list.urls, self._topology or Topology(), servers_per_rank=few)
         self._choice.use(replace(nearest, order=tuple(numbers[place] for place in nearest.order)))
 
     def _drop(self, number: int) -> None:
@@ -289,12 +287,8 @@ class Asking:
             self._failed(request, error)
             return None
         server, is_first = self._known[request.server], request.connection.is_first_answer
-        self.counts.answered(
-            request.server,
-            num_samples=request.num_samples,
-            num_bytes=num_bytes,
-            latency_seconds=request.latency_seconds,
-        )
+        num_samples, seconds = request.num_samples, request.latency_seconds
+        self.counts.answered(request.server, num_samples=num_samples, num_bytes=num_bytes, latency_seconds=seconds)
         self._choice.end(request.server)
         server.answered_at = time.monotonic()
         was_failing = self._choice.answered(request.server)
