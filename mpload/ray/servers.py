@@ -165,7 +165,7 @@ def _begin_list(path: Path) -> None:
 @contextmanager
 def _supervisor(list_file: Path) -> Iterator["subprocess.Popen[bytes]"]:
     """Start the process that watches the servers, and at the end stop it."""
-    command = [sys.executable, "-m", "mpload.ray.supervisor"]
+    command = [sys.executable, "-P", "-m", "mpload.ray.supervisor"]
     with subprocess.Popen(
         command,
         stdin=subprocess.PIPE,
