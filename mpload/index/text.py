@@ -48,6 +48,7 @@ MAX_LINE_BYTES = 256 * KIB
 _MAGIC = b"#mpload"
 _BOM = b"\xef\xbb\xbf"  # some editors write it at the start of UTF-8 files
 _MAX_DIRECTIVE_BYTES = 16 * MIB  # 20,000 class names take less than 1 MB
+_PARTS_LINE = 2
 
 _INTEGER = re.compile(r"-?\d{1,19}")
 _ESCAPES = str.maketrans({"\t": r"\t", "\n": r"\n", "\r": r"\r", "\\": r"\\"})
@@ -203,7 +204,9 @@ def _read_directives(path: Path, file: BinaryIO, *, may_be_empty: bool) -> Heade
             raise IndexFormatError(f"{path}:{number}: {_NUL}")
         name, _, value = line[1:].partition(" ")
         if name == "parts":
-            fault = "lists the parts of an index, right after #mpload. Merge them first: mpload merge LIST -o all.txt"
+            fault = "lists the parts of an index. Merge them first: mpload merge LIST -o all.txt"
+            if number != _PARTS_LINE or value.strip():
+                fault = "'#parts' is line 2 of a list of parts, and has no value. mpload merge --as-parts writes lists"
             raise IndexFormatError(f"{path}:{number}: {fault}")
         if name not in {"mpload", "root", "columns", "classes"} or name in found:
             fault = "occurs twice" if name in found else "is unknown; the known ones are mpload, root, columns, classes"

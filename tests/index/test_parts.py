@@ -292,10 +292,12 @@ def test_what_needs_lines_of_its_own_refuses_a_list(tmp_path: Path) -> None:
     path = write_parts(tmp_path, [0, 3, 5])
     with pytest.raises(IndexFormatError, match=r"parts.txt:2: lists the parts of an index"):
         read_header(path)
-    late = tmp_path / "late.txt"
-    late.write_text("#mpload 1\n#columns id:int\n#parts\n1\n")
-    with pytest.raises(IndexFormatError, match=r"late.txt:3: lists the parts of an index, right after #mpload"):
-        open_index(late)
+    for wrong in ("#columns id:int\n#parts\n1\n", "#parts 2\npart-0.txt\n"):
+        path.write_text(f"#mpload 1\n{wrong}")
+        with pytest.raises(
+            IndexFormatError, match=r"parts.txt:\d: '#parts' is line 2 of a list of parts, and has no value"
+        ):
+            open_index(path)
     path.write_text("#mpload 2\n#parts\npart-0.txt\n")
     with pytest.raises(IndexFormatError, match="Update mpload"):
         open_index(path)
