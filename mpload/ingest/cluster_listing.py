@@ -146,6 +146,8 @@ def _with_signs(keys: Iterable[str], file: BinaryIO) -> Iterator[str]:
 def _shared_folder(scratch: Path) -> Iterator[Path]:
     """Make a folder for parts, and delete it at the end, with those that killed processes left."""
     for left in scratch.glob(f"{_PARTS}*"):
+        if not (left / _LOCK).exists():  # another process is making it, and locks it next
+            continue
         try:
             with FileLock(left / _LOCK, timeout=0):
                 shutil.rmtree(left, ignore_errors=True)
