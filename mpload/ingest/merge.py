@@ -17,7 +17,7 @@ from mpload.index.publishing import check_out
 from mpload.index.sidecar import Progress
 from mpload.index.text import Header, read_header
 from mpload.ingest.lists import open_list
-from mpload.ingest.rows import Rows, absolute
+from mpload.ingest.rows import Rows, absolute, check_several
 from mpload.ingest.writing import write_texts
 from mpload.storage.remote import check_url, is_url
 from mpload.units import printable
@@ -89,6 +89,7 @@ def merge_indexes(
 
     Memory: constant.
     """
+    check_several(sources, "sources")
     names = [absolute(source) for source in sources]
     if not names:
         raise ArgumentError("sources is empty. Give the indexes to merge: mpload merge a.txt b.txt -o all.txt")

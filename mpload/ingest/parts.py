@@ -12,7 +12,7 @@ from mpload.index.parts_opening import difference_of
 from mpload.index.parts_text import ListedPart, format_parts
 from mpload.index.publishing import check_out, new_file
 from mpload.index.sidecar import Progress
-from mpload.ingest.rows import absolute
+from mpload.ingest.rows import absolute, check_several
 from mpload.storage.remote import check_url, is_url
 from mpload.units import printable
 
@@ -46,6 +46,7 @@ def list_parts(
 
     Memory: about 1 kB per part.
     """
+    check_several(parts, "parts")
     names = [absolute(part) for part in parts]
     if not names:
         raise ArgumentError("parts is empty. Give the indexes to list: mpload merge a.txt b.txt -o all.txt --as-parts")

@@ -18,6 +18,7 @@ __all__ = [
     "Reason",
     "Rows",
     "absolute",
+    "check_several",
     "choose_columns",
     "rename_columns",
     "root_and_prefix",
@@ -82,6 +83,12 @@ def absolute(path: str | os.PathLike[str]) -> str:
     """Return `path` made absolute, without `.` and `..`. A URL is returned unchanged."""
     text = os.fspath(path)
     return text if "://" in text else os.path.normpath(Path(text).expanduser().absolute())
+
+
+def check_several(paths: object, name: str) -> None:
+    """Raise `ArgumentError` if an argument is one path where several are expected."""
+    if isinstance(paths, str | os.PathLike):
+        raise ArgumentError(f"{name} is one path, {os.fspath(paths)!r}, but must be a list of paths. Write [{paths!r}]")
 
 
 def root_and_prefix(folder: str, root: str | os.PathLike[str] | None) -> tuple[str, str]:

@@ -201,6 +201,14 @@ def test_no_part_is_overwritten(tmp_path: Path) -> None:
     assert part.read_text() == before
 
 
+@pytest.mark.parametrize("write", [list_parts, merge_indexes])
+def test_one_path_in_place_of_several_is_refused(tmp_path: Path, write: Any) -> None:
+    part = write_part(tmp_path / "part.txt", 0, 3)
+    for path in (part, str(part)):
+        with pytest.raises(ArgumentError, match=r"(parts|sources) is one path, '.*part.txt', but must be a list"):
+            write(path, tmp_path / "all.txt")
+
+
 def test_a_list_moves_with_its_parts(tmp_path: Path) -> None:
     for folder in ("a", "a/b"):
         (tmp_path / folder).mkdir()
