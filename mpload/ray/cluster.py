@@ -23,6 +23,7 @@ _POLL_SECONDS = 1.0
 _RESULT_SECONDS = 60.0
 _KILL_SECONDS = 10.0
 _MIN_TASKS = 8
+_KEPT = "a pack keeps its finished shards, an index begins anew"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +92,7 @@ class RayCluster:
                 except ray.exceptions.RayError as error:
                     raise StorageError(
                         f"a job on the Ray cluster died {self.max_retries + 1} times, perhaps for lack of memory: "
-                        f"{type(error).__name__}: {error} Run the same command again: what is finished is kept"
+                        f"{type(error).__name__}: {error} Run the same command again: {_KEPT}"
                     ) from error
         except BaseException:
             _wait_until_killed(shared)
@@ -154,8 +155,7 @@ class _Patience:
             raise StorageError(
                 f"nothing has happened on the Ray cluster for {self._limit_seconds:.3g} s: "
                 f"{format_counted(num_running, 'job')} running or waiting, {alive} of {len(nodes)} nodes alive, with "
-                f"{_num_cpus(self._ray)} CPUs. Look at `ray status`. Then run the same command again: what is finished "
-                "is kept"
+                f"{_num_cpus(self._ray)} CPUs. Look at `ray status`. Then run the same command again: {_KEPT}"
             )
 
 
