@@ -9,6 +9,7 @@ so that the receiver alone is measured. "CPU" is the processor time of all proce
 the training process and a worker, which ends with batches of 256 in tensors; the others end with bytes in memory:
 
 - mpload, without and with TLS: an `MPLoader` of one worker, whose decoder is never called;
+- a socket, without and with TLS: Python's `recv_into` alone, into the same memory again and again. It is the floor;
 - gRPC: `grpcio`, a unary call for each request, answered with bytes; three calls in flight;
 - Ray's object store: an actor on another node returns an array, `ray.get` maps it; the raylet of the receiving node,
   which copies objects between nodes, is counted too.
@@ -35,6 +36,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -66,7 +68,14 @@ class Zeros:
 INDEX = Path(__file__).parent / "zeros.txt"
 dataset = MPDataset(INDEX, decode=Zeros(), batch_size=256, shuffle=True, topology=Topology())
 """
-CONTESTANTS = {"mpload": "", "mpload, TLS": "", "gRPC": "grpc", "Ray's object store, between nodes": "ray"}
+CONTESTANTS = {
+    "mpload": "",
+    "mpload, TLS": "",
+    "socket": "",
+    "socket, TLS": "",
+    "gRPC": "grpc",
+    "Ray's object store, between nodes": "ray",
+}
 """By name: the package that a contestant needs."""
 
 
@@ -145,13 +154,22 @@ def send_by_grpc() -> None:
 def receive(kind: str, folder: Path, port: str, num_samples: int) -> None:
     """Run the first epoch, and then one for each line of the input."""
     os.sched_setaffinity(0, {cores()[0]})
-    if kind == "gRPC":
-        epoch, receivers = by_grpc(port, num_samples), [psutil.Process()]
-    elif kind.startswith("Ray"):
-        epoch, receivers = by_ray(num_samples)
+    receivers = [psutil.Process()]
+    if kind.startswith("Ray"):
+        epoch, raylet = by_ray(num_samples)
+        receivers.append(raylet)
     else:
-        epoch, receivers = by_mpload(kind, folder, port)
+        ways: dict[str, Callable[[str, int], Epoch]] = {
+            "mpload": partial(by_mpload, folder),
+            "mpload, TLS": partial(by_mpload, folder, is_encrypted=True),
+            "socket": by_socket,
+            "socket, TLS": partial(by_socket, folder=folder),
+            "gRPC": by_grpc,
+        }
+        epoch = ways[kind](port, num_samples)
     received = sum(epoch())
+    if kind.startswith("mpload"):  # its workers are there by now
+        receivers += psutil.Process().children(recursive=True)
     print(json.dumps({"num_samples": received}), flush=True)
     for _ in sys.stdin:
         before, start = cpu_seconds(receivers), time.perf_counter()
@@ -170,21 +188,21 @@ Epoch = Callable[[], Iterator[int]]
 """Receives an epoch, and yields the number of samples in each batch."""
 
 
-def by_mpload(kind: str, folder: Path, port: str) -> tuple[Epoch, list[psutil.Process]]:
-    """Return what an `MPLoader` receives, and its processes."""
+def by_mpload(folder: Path, port: str, num_samples: int, *, is_encrypted: bool = False) -> Epoch:
+    """Return what an `MPLoader` receives."""
+    del num_samples  # the dataset has so many
     sys.path.insert(0, str(folder))
     import zeros_data  # type: ignore[import-not-found]
 
     import mpload
 
-    is_encrypted = kind.endswith("TLS")
     servers = mpload.Servers(
         urls=[f"http{'s' * is_encrypted}://127.0.0.1:{port}"],
         fallback="raise",
         ca_file=str(folder / "certificate.pem") if is_encrypted else None,
     )
     loader = mpload.MPLoader(zeros_data.dataset, servers=servers, num_workers=1)
-    return lambda: (len(labels) for _, labels in loader), [psutil.Process(), *psutil.Process().children(recursive=True)]
+    return lambda: (len(labels) for _, labels in loader)
 
 
 def by_grpc(port: str, num_samples: int) -> Epoch:
@@ -204,8 +222,38 @@ def by_grpc(port: str, num_samples: int) -> Epoch:
     return epoch
 
 
-def by_ray(num_samples: int) -> tuple[Epoch, list[psutil.Process]]:
-    """Return what one node of a Ray cluster receives from another, and the processes that receive."""
+def by_socket(port: str, num_samples: int, folder: Path | None = None) -> Epoch:
+    """Return what `recv_into` receives; with TLS if there is a folder with the certificate."""
+    import numpy as np
+
+    from mpload.client.protocol import Wanted
+
+    sockets = [socket.create_connection(("127.0.0.1", int(port))) for _ in range(NUM_OPEN)]
+    if folder is not None:
+        context = ssl.create_default_context(cafile=folder / "certificate.pem")
+        sockets = [context.wrap_socket(each, server_hostname="127.0.0.1") for each in sockets]
+    wanted = Wanted(seed=0, epoch=0, sample_ids=np.zeros(REQUEST_SAMPLES, np.int64)).encode()
+    asking = f"POST / HTTP/1.1\r\nContent-Length: {len(wanted)}\r\n\r\n".encode() + wanted
+    memory = memoryview(bytearray(REQUEST_SAMPLES * IMAGE_BYTES + (1 << 14)))
+
+    def epoch() -> Iterator[int]:
+        for each in sockets:
+            each.sendall(asking)
+        for number in range(num_samples // REQUEST_SAMPLES):
+            each = sockets[number % NUM_OPEN]
+            head, _, body = each.recv(1 << 14).partition(b"\r\n\r\n")
+            left = memory[: int(head.rpartition(b":")[2]) - len(body)]
+            while left:
+                left = left[each.recv_into(left) :]
+            if number + NUM_OPEN < num_samples // REQUEST_SAMPLES:
+                each.sendall(asking)
+            yield REQUEST_SAMPLES
+
+    return epoch
+
+
+def by_ray(num_samples: int) -> tuple[Epoch, psutil.Process]:
+    """Return what one node of a Ray cluster receives from another, and the raylet that receives it."""
     import numpy as np
     import ray
     from ray.cluster_utils import Cluster
@@ -222,7 +270,6 @@ def by_ray(num_samples: int) -> tuple[Epoch, list[psutil.Process]]:
     sender = actor.remote()
     ray.get(sender.get.remote())
     pin(psutil.Process(raylet_of(far)), cores()[1])
-    receivers = [psutil.Process(), psutil.Process(raylet_of(cluster.head_node))]
 
     def epoch() -> Iterator[int]:
         left = iter([sender.get.remote] * (num_samples // REQUEST_SAMPLES))
@@ -231,7 +278,7 @@ def by_ray(num_samples: int) -> tuple[Epoch, list[psutil.Process]]:
             yield len(ray.get(waiting.pop(0)))
             waiting += [ask() for ask in islice(left, 1)]
 
-    return epoch, receivers
+    return epoch, psutil.Process(raylet_of(cluster.head_node))
 
 
 def raylet_of(node: Any) -> int:
