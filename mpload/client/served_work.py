@@ -89,12 +89,14 @@ class ServedWork:
         self._report = report
         self._asking.use_topology(BatchNumber.of(task).topology)
         pieces = list(self._pieces(task, first, last))
-        chunks = report.upcoming(_MAX_OPEN - 1)
-        later = [piece for chunk in chunks for piece in self._pieces(chunk.task, chunk.first, chunk.last)]
+        upcoming = report.upcoming(_MAX_OPEN - 1)
+        chunks = [list(self._pieces(chunk.task, chunk.first, chunk.last)) for chunk in upcoming]
+        later = [piece for chunk in chunks for piece in chunk]
         try:
             for number, piece in enumerate(pieces):
                 wanted = [*pieces[number:], *later][:_MAX_OPEN]
                 self._asking.ask_ahead({each: partial(self._body, each) for each in wanted})
+                report.begun(sum(chunk[0] in wanted for chunk in chunks))
                 self._fill_piece(piece, arrays, report)
         except ServerError as error:
             for place in range(first, last):

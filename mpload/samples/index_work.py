@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import takewhile
 from time import perf_counter_ns
 from typing import Any
 
@@ -146,6 +147,8 @@ class PipelineWork:
                 self.pipeline.ahead.release(np.delete(chunk.lines.sample_ids, list(left)).tolist())
         if left:
             self._fill_one_by_one(number, arrays, first, chunk, left, report)
+        if self.pipeline.ahead.is_active:
+            self._note_begun(report)
         self._blocks.free(done)
         report.tally.add(Tally(counts=self.pipeline.take_counts()))
 
@@ -213,6 +216,13 @@ class PipelineWork:
                 self._chunks_ahead[key] = later
                 wanted |= later.wanted(self.pipeline)
         self.pipeline.ahead.plan(wanted)
+        self._note_begun(report)
+
+    def _note_begun(self, report: ChunkReport) -> None:
+        """Tell the other workers which of the later chunks are being read."""
+        has_begun = self.pipeline.ahead.has_begun
+        later = (chunk.lines.sample_ids.tolist() for chunk in self._chunks_ahead.values())
+        report.begun(sum(1 for _ in takewhile(lambda sample_ids: any(map(has_begun, sample_ids)), later)))
 
 
 @dataclass(slots=True, kw_only=True)

@@ -10,6 +10,8 @@ __all__ = ["DepthByLatency", "DepthByWaits", "Depths"]
 _MAX_DEPTH = 256
 _CALM_SAMPLES = 64
 _FIRST_REMOTE_DEPTH = 1  # until the server has answered: nobody knows yet whether it does
+_SECOND_REMOTE_DEPTH = 16  # until it is known how long samples are used
+_MAX_GROWTH = 2  # every 16 samples: the first times are those of processes that start, and mislead
 _SPARE_SAMPLES = 8
 _SPARE_THREADS = 4
 _CHEAP_THREADS = 24
@@ -83,13 +85,18 @@ class DepthByLatency:
             return
         self._num_since_change = 0
         latencies, use_ns = self._latencies, self._uses.mean_ns
-        if not use_ns or not latencies.mean_ns:
+        if not latencies.mean_ns:
+            return
+        if not use_ns:
+            self.depth = self.num_threads = min(_SECOND_REMOTE_DEPTH, self._max_threads)
             return
         most_ns = _CHEAP_THREADS * use_ns
         latency_ns = max(latencies.short_ns, min(latencies.mean_ns, most_ns))
-        self.num_threads = min(self._max_threads, _SPARE_THREADS + ceil(_THREAD_FACTOR * latency_ns / use_ns))
+        most_threads = min(self._max_threads, max(_SECOND_REMOTE_DEPTH, _MAX_GROWTH * self.num_threads))
+        self.num_threads = min(most_threads, _SPARE_THREADS + ceil(_THREAD_FACTOR * latency_ns / use_ns))
         late_ns = min(latencies.any_late_ns, max(_LEAST_SPARE_NS, latency_ns))
-        self.depth = min(_MAX_DEPTH, _SPARE_SAMPLES + ceil((latency_ns + late_ns) / use_ns))
+        most_samples = min(_MAX_DEPTH, max(_SECOND_REMOTE_DEPTH, _MAX_GROWTH * self.depth))
+        self.depth = min(most_samples, _SPARE_SAMPLES + ceil((latency_ns + late_ns) / use_ns))
 
 
 class UseTimes:
@@ -106,6 +113,7 @@ class UseTimes:
         self._since_ns = 0
         self._spent_ns = 0  # on the samples that were given last
         self._num_given = 0
+        self._num_measured = 0
 
     def begun(self) -> None:
         """Note that bytes are used from now on."""
@@ -122,7 +130,8 @@ class UseTimes:
             sample_ns = self._spent_ns / self._num_given
             if self.mean_ns:  # a pause, such as for a validation, counts little
                 sample_ns = min(sample_ns, _MAX_RISE * self.mean_ns)
-            weight = 1 - (1 - _WEIGHT) ** self._num_given if self.mean_ns else 1
+            self._num_measured += self._num_given
+            weight = max(1 - (1 - _WEIGHT) ** self._num_given, self._num_given / self._num_measured)
             self.mean_ns += (sample_ns - self.mean_ns) * weight
         self._spent_ns, self._num_given = 0, num_samples
 

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import takewhile
+from types import MappingProxyType
 from typing import TypeVar, cast
 
 from mpload.errors import ArgumentError, StorageError
@@ -144,18 +145,42 @@ class ReadAhead:
             self._probe = None
         fresh = {sample_id: ranges for sample_id, ranges in wanted.items() if sample_id not in self._pieces}
         if len(fresh) < len(wanted):  # samples that come before those already planned are wanted at once
-            self._plan_first({sample_id: fresh.pop(sample_id) for sample_id in [*takewhile(fresh.get, wanted)]})
+            first = {sample_id: fresh.pop(sample_id) for sample_id in [*takewhile(fresh.get, wanted)]}
+            self._plan_first(first, later=wanted)
         pieces, fetches = plan_fetches(fresh, max_read_bytes=self._max_read_bytes)
         self._pieces.update(pieces)
         self._queue.extend(fetches)
         self._begin()
 
-    def _plan_first(self, wanted: Mapping[int, Sequence[ByteRange]]) -> None:
-        """Read these samples before all others, whatever the depth."""
+    def _plan_first(
+        self, wanted: Mapping[int, Sequence[ByteRange]], later: Mapping[int, Sequence[ByteRange]] = MappingProxyType({})
+    ) -> None:
+        """Read these samples before all others, whatever the depth.
+
+        If there is no room for them, reads of samples among `later` are cancelled, and made again later.
+        """
         pieces, fetches = plan_fetches(wanted, max_read_bytes=self._max_read_bytes)
+        if later and fetches:
+            self._postpone(later, room_bytes=sum(map(self._num_bytes_of, fetches)))
         self._pieces.update(pieces)
-        while fetches and self._begin_one(fetches[0], self._usable_bytes):
+        num_begun = 0
+        while fetches and self._begin_one(fetches[0], self._usable_bytes, place=num_begun):
             fetches.pop(0)
+            num_begun += 1
+        self._queue.extendleft(reversed(fetches))
+
+    def _postpone(self, wanted: Mapping[int, Sequence[ByteRange]], *, room_bytes: int) -> None:
+        """Cancel the reads of samples, of the last one first, until there is so much room. They will be made again."""
+        postponed = {}
+        for sample_id, pieces in reversed(self._pieces.items()):
+            if self._usable_bytes >= room_bytes:
+                break
+            is_begun = any(piece.fetch.is_begun for piece in pieces)
+            if sample_id in wanted and is_begun and not any(piece.is_used for piece in pieces):
+                self._planned.release_pieces(pieces)
+                postponed[sample_id] = wanted[sample_id]
+        pieces_again, fetches = plan_fetches(dict(reversed(postponed.items())), max_read_bytes=self._max_read_bytes)
+        self._pieces.update(pieces_again)
         self._queue.extendleft(reversed(fetches))
 
     def failing(self) -> list[int] | None:
@@ -255,6 +280,10 @@ class ReadAhead:
         """Return where the ranges of a sample are among the reads; nothing if they are not read ahead."""
         return self._pieces.get(sample_id, ())
 
+    def has_begun(self, sample_id: int) -> bool:
+        """Return whether a sample is being read ahead, or has been."""
+        return any(piece.fetch.is_begun for piece in self.pieces_of(sample_id))
+
     @property
     def usable_bytes(self) -> int:
         """How many more bytes may be in use until some are released, so that there is room to read others ahead."""
@@ -303,17 +332,23 @@ class ReadAhead:
                 room_bytes -= fetch.held_bytes
             self._queue.popleft()
 
-    def _begin_one(self, fetch: Fetch, room_bytes: int) -> bool:
-        """Pass a read to the threads. Return False if there is no room or no thread."""
-        num_bytes = fetch.item.length_bytes
-        num_bytes = round(self._mean_file_bytes) if num_bytes is None else num_bytes
+    def _begin_one(self, fetch: Fetch, room_bytes: int, *, place: int | None = None) -> bool:
+        """Pass a read to the threads, at `place` among those that wait for one. Return False if there is no room for it.
+
+        It is False too if there is no thread.
+        """
+        num_bytes = self._num_bytes_of(fetch)
         if (self._planned.held_bytes and num_bytes > room_bytes) or not self._has_thread():
             return False
         self._planned.begin(fetch, num_bytes)
-        self._threads.put(partial(fetch.perform, self._read_one, self._clock_ns))
+        self._threads.put(partial(fetch.perform, self._read_one, self._clock_ns), place=place)
         if self._hedging is not None:
             self._hedging.begun(fetch)
         return True
+
+    def _num_bytes_of(self, fetch: Fetch) -> int:
+        num_bytes = fetch.item.length_bytes
+        return round(self._mean_file_bytes) if num_bytes is None else num_bytes
 
     def run(self, job: Callable[[], object]) -> None:
         """Call `job` in a thread, after the reads queued so far. Its result and exceptions are discarded."""

@@ -49,11 +49,11 @@ class ReadThreads:
         self._shared = _Shared()
         self._end = weakref.finalize(self, _end, self._shared)
 
-    def put(self, job: _Job) -> None:
-        """Run `job` after all others."""
+    def put(self, job: _Job, *, place: int | None = None) -> None:
+        """Run `job` after all others, or at a place among those that wait for a thread."""
         shared = self._shared
         with shared.changing:
-            shared.jobs.append(job)
+            shared.jobs.insert(len(shared.jobs) if place is None else place, job)
             woken = shared.idle.pop() if shared.idle else None
         if woken is not None:
             woken.release()

@@ -34,7 +34,7 @@ import os
 import termios
 import time
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from mpload.transport.chunks import Chunk
@@ -51,7 +51,7 @@ _CELL_BYTES = 8
 _GENERATION = 0
 _ROWS = HEADER_CELLS
 _ROW_CELLS = 8
-_SERIAL, _SAMPLE, _SLEEPS, _WAITS, _STARTED = 0, 1, 2, 3, 4  # cells of a row
+_SERIAL, _SAMPLE, _SLEEPS, _WAITS, _STARTED, _BEGUN = 0, 1, 2, 3, 4, 5  # cells of a row
 _ENTRIES = _ROWS + MAX_WORKERS * _ROW_CELLS
 _URGENT, _PLAIN = 0, 1
 _URGENT_ENTRIES = 256
@@ -61,7 +61,7 @@ _STOP = -3  # entry that tells a worker to exit, in place of a chunk's serial nu
 _NO_SAMPLE = -1
 _TAKING, _TURN = 0, 1  # bytes of the file on which the two record locks are held
 _GRACE_MS = 20
-"""How long a worker without work leaves a chunk to another one that has reserved it, and has most likely read it."""
+"""How long a worker without work leaves a chunk to another one that has begun to read it."""
 
 
 def _map(fd: int, num_plain_entries: int) -> mmap.mmap:
@@ -198,7 +198,7 @@ class ParentBoard:
     def prepare_row(self, worker: int) -> None:
         """Reset the row of a worker that is about to start."""
         place = _ROWS + worker * _ROW_CELLS
-        self._cells[place + _SLEEPS] = self._cells[place + _WAITS] = 0
+        self._cells[place + _SLEEPS] = self._cells[place + _WAITS] = self._cells[place + _BEGUN] = 0
         self._cells[place + _SAMPLE] = _NO_SAMPLE
         self._cells[place + _SERIAL] = _OPENING
         self._num_rows = max(self._num_rows, worker + 1)
@@ -227,6 +227,7 @@ class WorkerBoard:
         self._reader = 1
         self._has_turn = False
         self._num_started = 0  # samples and chunks so far
+        self._reserved: list[int] = []  # serial numbers
         self._pid = 0
 
     def use_row(self, worker: int) -> None:
@@ -253,7 +254,7 @@ class WorkerBoard:
             is_idle = self._urgent.is_empty and self._plain.is_empty
             self._cells[self._row + _SLEEPS] = is_idle  # set before the last check: later posts send a byte
             self._fence()
-            entry = self._take_with_lock(takes_reserved=not num_left)
+            entry = self._take_with_lock(takes_begun=not num_left)
             if entry is None and is_idle and not os.read(self._token_reader, 1):
                 return None
             if entry is None and num_left and self._urgent.is_empty and not self._plain.is_empty:
@@ -273,18 +274,28 @@ class WorkerBoard:
             entries = self._plain.reserve(self._reader, generation=self._cells[_GENERATION], num_entries=num_chunks)
         finally:
             self._unlock(_TAKING)
+        self._reserved = [entry[0] for entry in entries]
         return [_chunk_of(entry) for entry in entries]
 
-    def _take_with_lock(self, *, takes_reserved: bool) -> list[int] | None:
+    def begin(self, num_chunks: int) -> None:
+        """Record that so many of the chunks that `reserve` last returned are being read. Others leave them alone."""
+        if num_chunks:
+            self._cells[self._row + _BEGUN] = self._reserved[num_chunks - 1]
+
+    def _take_with_lock(self, *, takes_begun: bool) -> list[int] | None:
         self._lock(_TAKING)
         try:
-            return self._take(takes_reserved=takes_reserved)
+            return self._take(may_take=_always if takes_begun else self._is_free)
         finally:
             self._unlock(_TAKING)
 
-    def _take(self, *, takes_reserved: bool) -> list[int] | None:
+    def _is_free(self, reader: int, serial: int) -> bool:
+        """Return whether a reader has not begun to read a chunk that it has reserved."""
+        return self._cells[_ROWS + (reader - 1) * _ROW_CELLS + _BEGUN] < serial
+
+    def _take(self, *, may_take: Callable[[int, int], bool]) -> list[int] | None:
         for queue in (self._urgent, self._plain):
-            position = queue.first_for(self._reader, generation=self._cells[_GENERATION], takes_reserved=takes_reserved)
+            position = queue.first_for(self._reader, generation=self._cells[_GENERATION], may_take=may_take)
             if position is not None:
                 break
         else:
@@ -341,6 +352,10 @@ class WorkerBoard:
 
     def _unlock(self, byte: int) -> None:
         fcntl.lockf(self._fd, fcntl.LOCK_UN, 1, byte)
+
+
+def _always(_reader: int, _serial: int) -> bool:
+    return True
 
 
 def _chunk_of(entry: Sequence[int]) -> Chunk:

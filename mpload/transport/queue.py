@@ -24,7 +24,7 @@ moves back before a reservation is released, so a worker killed in between leave
 
 from array import array
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 
 from mpload.transport.fence import Fence
@@ -126,10 +126,13 @@ class ChunkQueue:
             if serial := self._cells[self._cell_of(position)]:
                 yield serial
 
-    def first_for(self, reader: int, *, generation: int, takes_reserved: bool = True) -> int | None:
-        """Return the position of the first entry that no other reader has reserved, or else of the first entry.
+    def first_for(
+        self, reader: int, *, generation: int, may_take: Callable[[int, int], bool] = lambda _reader, _serial: True
+    ) -> int | None:
+        """Return the position of the first entry that no other reader has reserved, or else of one that has.
 
-        Without `takes_reserved`, return None instead of an entry that another reader has reserved.
+        `may_take` tells whether an entry may be taken from the reader that has reserved it, given the reader and the
+        serial number. None means that no entry may be taken.
         """
         self._begin(generation)
         head = self._cells[self._head]
@@ -147,7 +150,9 @@ class ChunkQueue:
             return unreserved
         if mine and mine[0][0] < self._readable_end:
             return mine[0][0]
-        return head if takes_reserved else None
+        cells = ((position, self._cell_of(position)) for position in range(head, self._readable_end))
+        serials = ((position, self._cells[cell + READER], self._cells[cell]) for position, cell in cells)
+        return next((position for position, other, serial in serials if serial and may_take(other, serial)), None)
 
     def peek(self, position: int) -> list[int]:
         """Return the entry at `position`."""

@@ -63,6 +63,8 @@ class ChunkReport:
     """Records which sample of the batch is next. It is blamed for a death, and the call is a sign of life."""
     upcoming: Callable[[int], list[Chunk]] = lambda _: []
     """Reserves and returns up to so many chunks that this worker will most likely fill next, so it can read ahead."""
+    begun: Callable[[int], None] = lambda _: None
+    """Tells the other workers that so many of the chunks that `upcoming` last returned are being read here."""
     sample: "memoryview[int]" = field(default_factory=lambda: memoryview(bytearray(8)).cast("q"))
     """One int64, which `at` sets. Native code that makes many samples writes the number of each one there."""
     wait_for_turn: Callable[[], None] = lambda: None
@@ -188,6 +190,7 @@ def _serve(number: int, place: Workplace) -> None:
         report = ChunkReport(
             at=board.at,
             upcoming=board.reserve,
+            begun=board.begin,
             arrays_of=lambda upcoming: place.ring.views(upcoming.slot, upcoming.layout),
             sample=board.sample,
             wait_for_turn=board.wait_for_turn,

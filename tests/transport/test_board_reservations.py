@@ -37,6 +37,7 @@ def test_a_worker_without_work_first_leaves_a_reserved_chunk_to_its_reader(
     reader, other = worker_of(board, 0), worker_of(board, 1)
     board.post(1, chunk(1))
     assert reader.reserve(1) == [chunk(1)]
+    reader.begin(1)
     taken = []
 
     def meanwhile(_: float) -> None:
