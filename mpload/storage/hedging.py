@@ -56,7 +56,12 @@ class Hedging:
         self._running: list[Fetch] = []  # hedged, and both requests may still be in progress
         self._num_counted = 0  # reads that no hedged request has been made for; negative if some are owed
         self.num_hedges = 0
-        """Number of reads that were made a second time; the caller may reset it."""
+        """Number of reads that were made a second time since the last `take_hedges`."""
+
+    def take_hedges(self) -> int:
+        """Return `num_hedges`, and reset it."""
+        num_hedges, self.num_hedges = self.num_hedges, 0
+        return num_hedges
 
     def begun(self, fetch: Fetch) -> None:
         """Watch a read that was passed to the threads."""

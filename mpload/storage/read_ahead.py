@@ -6,7 +6,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import takewhile
-from types import MappingProxyType
 from typing import TypeVar, cast
 
 from mpload.errors import ArgumentError, StorageError
@@ -15,13 +14,13 @@ from mpload.storage.fetches import Fetch, Piece, Read, plan_fetches
 from mpload.storage.hedging import Hedging
 from mpload.storage.latencies import Latencies
 from mpload.storage.many import ManyRead
-from mpload.storage.planned_reads import PlannedReads
+from mpload.storage.planned_reads import FileSizes, PlannedReads
 from mpload.storage.protocols import RemoteReads, Storage
 from mpload.storage.ranges import ByteRange
 from mpload.storage.read_threads import ReadThreads
 from mpload.storage.slow_reads import SlowReads
 from mpload.storage.waits import num_waits_of_thread
-from mpload.units import KIB, MIB
+from mpload.units import MIB
 
 __all__ = ["DEFAULT_AHEAD_BYTES", "ReadAhead"]
 
@@ -32,7 +31,6 @@ _PROBES_COST_ONE_IN = 100
 _MAX_READ_BYTES = 4 * MIB
 _SPARE_PART = 16
 """One part in so many of `max_bytes` is kept for reads that are made a second time."""
-_GUESSED_FILE_BYTES = 128 * KIB
 _SLOW_FAILURE_NS = 500_000_000
 _KEPT_PART = 4
 """One part in so many of `max_bytes` may be in use and not yet released."""
@@ -84,7 +82,7 @@ class ReadAhead:
         """Maximum number of reads in progress at the same time."""
         self._clock_ns = monotonic_ns
         self._slow_reads = SlowReads(clock_ns=monotonic_ns, count_waits=count_waits or num_waits_of_thread)
-        self._mean_file_bytes = float(_GUESSED_FILE_BYTES)
+        self._sizes = FileSizes()
         self._is_possible = self.max_parallel_reads > 1
         self._remote = storage if isinstance(storage, RemoteReads) else None
         self._read_one: Read = partial(_read_one, storage) if self._remote is None else self._remote.read_wanted
@@ -125,10 +123,7 @@ class ReadAhead:
 
     def take_hedges(self) -> int:
         """Return the number of reads since the last call that were made a second time because they were late."""
-        if self._hedging is None:
-            return 0
-        num_hedges, self._hedging.num_hedges = self._hedging.num_hedges, 0
-        return num_hedges
+        return 0 if self._hedging is None else self._hedging.take_hedges()
 
     def plan(self, wanted: Mapping[int, Sequence[ByteRange]]) -> None:
         """Read these samples ahead in this order, as far as `depth` and `max_bytes` allow, and cancel all others.
@@ -144,44 +139,31 @@ class ReadAhead:
         if self._probe not in wanted:
             self._probe = None
         fresh = {sample_id: ranges for sample_id, ranges in wanted.items() if sample_id not in self._pieces}
-        if len(fresh) < len(wanted):  # samples that come before those already planned are wanted at once
-            first = {sample_id: fresh.pop(sample_id) for sample_id in [*takewhile(fresh.get, wanted)]}
-            self._plan_first(first, later=wanted)
-        pieces, fetches = plan_fetches(fresh, max_read_bytes=self._max_read_bytes)
-        self._pieces.update(pieces)
-        self._queue.extend(fetches)
+        first = [*takewhile(fresh.get, wanted)] if len(fresh) < len(wanted) else []
+        if first:  # samples that come before those already planned are wanted at once
+            self._plan_first({sample_id: fresh.pop(sample_id) for sample_id in first}, later=wanted)
+        self._queue.extend(self._fetches_of(fresh))
         self._begin()
 
-    def _plan_first(
-        self, wanted: Mapping[int, Sequence[ByteRange]], later: Mapping[int, Sequence[ByteRange]] = MappingProxyType({})
-    ) -> None:
+    def _fetches_of(self, wanted: Mapping[int, Sequence[ByteRange]]) -> list[Fetch]:
+        """Note that samples are planned, and return their reads."""
+        pieces, fetches = plan_fetches(wanted, max_read_bytes=self._max_read_bytes)
+        self._pieces.update(pieces)
+        return fetches
+
+    def _plan_first(self, wanted: Mapping[int, Sequence[ByteRange]], later: Mapping[int, Sequence[ByteRange]]) -> None:
         """Read these samples before all others, whatever the depth.
 
-        If there is no room for them, reads of samples among `later` are cancelled, and made again later.
+        If there is no room for them, the last reads of samples among `later` are cancelled, and made again later.
         """
-        pieces, fetches = plan_fetches(wanted, max_read_bytes=self._max_read_bytes)
-        if later and fetches:
-            self._postpone(later, room_bytes=sum(map(self._num_bytes_of, fetches)))
-        self._pieces.update(pieces)
+        fetches = self._fetches_of(wanted)
+        num_bytes = sum(map(self._sizes.expected_bytes, fetches))
+        cancelled = self._planned.cancel_last(later, until=lambda: self._usable_bytes >= num_bytes)
+        self._queue.extendleft(reversed(self._fetches_of({sample_id: later[sample_id] for sample_id in cancelled})))
         num_begun = 0
-        while fetches and self._begin_one(fetches[0], self._usable_bytes, place=num_begun):
-            fetches.pop(0)
+        while num_begun < len(fetches) and self._begin_one(fetches[num_begun], self._usable_bytes, place=num_begun):
             num_begun += 1
-        self._queue.extendleft(reversed(fetches))
-
-    def _postpone(self, wanted: Mapping[int, Sequence[ByteRange]], *, room_bytes: int) -> None:
-        """Cancel the reads of samples, of the last one first, until there is so much room. They will be made again."""
-        postponed = {}
-        for sample_id, pieces in reversed(self._pieces.items()):
-            if self._usable_bytes >= room_bytes:
-                break
-            is_begun = any(piece.fetch.is_begun for piece in pieces)
-            if sample_id in wanted and is_begun and not any(piece.is_used for piece in pieces):
-                self._planned.release_pieces(pieces)
-                postponed[sample_id] = wanted[sample_id]
-        pieces_again, fetches = plan_fetches(dict(reversed(postponed.items())), max_read_bytes=self._max_read_bytes)
-        self._pieces.update(pieces_again)
-        self._queue.extendleft(reversed(fetches))
+        self._queue.extendleft(reversed(fetches[num_begun:]))
 
     def failing(self) -> list[int] | None:
         """Return the planned samples that fail, or will probably fail, in the same way as the latest one that failed.
@@ -191,12 +173,7 @@ class ReadAhead:
         """
         if not self.is_active or self._failed_ns < _SLOW_FAILURE_NS:
             return None
-        return [
-            sample_id
-            for sample_id, pieces in self._pieces.items()
-            if sample_id not in self._extra
-            and any(piece.fetch.is_failing_like(self._failed_ns, self._clock_ns()) for piece in pieces)
-        ]
+        return [each for each in self._planned.failing_like(self._failed_ns) if each not in self._extra]
 
     def plan_extra(self, wanted: Mapping[int, Sequence[ByteRange]], owners: Mapping[int, int]) -> None:
         """Read these samples ahead too, whatever the depth. Reads that have not begun come after them.
@@ -205,7 +182,7 @@ class ReadAhead:
         """
         fresh = {sample_id: ranges for sample_id, ranges in wanted.items() if sample_id not in self._pieces}
         self._extra.update({sample_id: owners[sample_id] for sample_id in fresh})
-        self._plan_first(fresh)
+        self._plan_first(fresh, later={})
 
     def read(self, sample_id: int, ranges: Sequence[ByteRange]) -> list[bytes]:
         """Return the bytes of a sample's ranges, reading them now unless they were read ahead.
@@ -243,13 +220,8 @@ class ReadAhead:
             parts = [self._bytes_of(piece) for piece in pieces]
         finally:
             self._planned.release_pieces(pieces)
-        self._note_sizes((piece, part) for piece, part in zip(pieces, parts, strict=True) if not piece.is_used)
+        self._sizes.note((piece, part) for piece, part in zip(pieces, parts, strict=True) if not piece.is_used)
         return None if None in parts else cast("list[bytes]", parts)
-
-    def _note_sizes(self, parts: Iterable[tuple[Piece, bytes | None]]) -> None:
-        for piece, part in parts:
-            if piece.length_bytes is None and part is not None:
-                self._mean_file_bytes += (len(part) - self._mean_file_bytes) / 16
 
     def _requested(self, *, is_late: bool) -> None:
         self.num_waits += is_late
@@ -282,7 +254,7 @@ class ReadAhead:
 
     def has_begun(self, sample_id: int) -> bool:
         """Return whether a sample is being read ahead, or has been."""
-        return any(piece.fetch.is_begun for piece in self.pieces_of(sample_id))
+        return self._planned.has_begun(sample_id)
 
     @property
     def usable_bytes(self) -> int:
@@ -294,7 +266,7 @@ class ReadAhead:
 
         `is_late` says whether the first one was not there when it was requested.
         """
-        self._note_sizes((piece, piece.fetch.data) for piece in taken.values())
+        self._sizes.note((piece, piece.fetch.data) for piece in taken.values())
         if num_samples := sum(map(self._planned.use, taken)):
             for number in range(num_samples):
                 self._requested(is_late=is_late and not number)
@@ -333,11 +305,8 @@ class ReadAhead:
             self._queue.popleft()
 
     def _begin_one(self, fetch: Fetch, room_bytes: int, *, place: int | None = None) -> bool:
-        """Pass a read to the threads, at `place` among those that wait for one. Return False if there is no room for it.
-
-        It is False too if there is no thread.
-        """
-        num_bytes = self._num_bytes_of(fetch)
+        """Pass a read to the threads, at `place` among those that wait. Return False if there is no room or thread."""
+        num_bytes = self._sizes.expected_bytes(fetch)
         if (self._planned.held_bytes and num_bytes > room_bytes) or not self._has_thread():
             return False
         self._planned.begin(fetch, num_bytes)
@@ -345,10 +314,6 @@ class ReadAhead:
         if self._hedging is not None:
             self._hedging.begun(fetch)
         return True
-
-    def _num_bytes_of(self, fetch: Fetch) -> int:
-        num_bytes = fetch.item.length_bytes
-        return round(self._mean_file_bytes) if num_bytes is None else num_bytes
 
     def run(self, job: Callable[[], object]) -> None:
         """Call `job` in a thread, after the reads queued so far. Its result and exceptions are discarded."""

@@ -188,7 +188,7 @@ class CountedMemory(LateMemory):
 def test_reads_and_those_made_again_never_take_more_than_the_budget(max_bytes: int) -> None:
     storage = CountedMemory()
     ahead = ReadAhead(storage, max_bytes=max_bytes)
-    ahead._mean_file_bytes = 1000.0
+    ahead._sizes._mean_bytes = 1000.0
     wanted = {number: [ByteRange(str(number))] for number in range(NUM_FILES)}
     ahead.plan(wanted)
     with answered_after(storage, 2):

@@ -6,6 +6,7 @@ import signal
 import sys
 import threading
 import time
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from mpload.errors import ArgumentError, StorageError
 from mpload.storage.ranges import ByteRange
 from mpload.storage.read_ahead import ReadAhead
+from mpload.storage.read_threads import ReadThreads
 from tests.support.storages import FILE, SLOW_SECONDS, SlowMemory, span
 from tests.support.transport_works import wait_until
 
@@ -87,6 +89,37 @@ def test_samples_that_turn_out_to_come_first_are_read_before_all_others() -> Non
     assert not any(ahead._pieces[number][0].fetch in ahead._queue for number in distant)
     ahead.read(0, distant[0])
     assert len(ahead._queue) > 0
+
+
+def test_samples_that_come_first_are_read_at_once_even_if_others_fill_the_memory() -> None:
+    storage = SlowMemory({"shard": FILE}, seconds=0.2)
+    ahead = awake(storage, max_bytes=10_000)
+    ahead._depths.depth = 64
+    later = {number: [span(number * 1000, 1000 + number)] for number in range(0, 60, 2)}
+    ahead.plan(later)
+    assert 8_000 < ahead._planned.held_bytes <= 10_000
+    first = {100 + number: [span(90_000 - 20_000 * number, 1000)] for number in range(4)}
+    ahead.plan(first | later)
+    assert all(ahead.has_begun(sample_id) for sample_id in first)
+    assert ahead._planned.held_bytes <= 10_000
+    for sample_id, ranges in (first | later).items():  # in order, and none is left out
+        assert ahead.read(sample_id, ranges) == [storage._one(ranges[0])]
+    assert ahead._planned.held_bytes == 0
+    assert len(storage.reads) <= 20 + len(first) + len(later) + len(first) + 1
+
+
+def test_threads_make_reads_that_come_first_before_those_that_wait_for_a_thread() -> None:
+    threads, done, may_go = ReadThreads(max_threads=1), list[str](), threading.Event()
+    threads.start(1)
+    threads.put(may_go.wait)
+    for name in ("later", "latest"):
+        threads.put(partial(done.append, name))
+    for place, name in enumerate(("first", "second")):
+        threads.put(partial(done.append, name), place=place)
+    may_go.set()
+    assert wait_until(lambda: len(done) == 4)
+    assert done == ["first", "second", "later", "latest"]
+    threads.end()
 
 
 # --- threads only if they pay

@@ -49,6 +49,42 @@ def test_a_worker_without_work_first_leaves_a_reserved_chunk_to_its_reader(
     assert taken == [(1, chunk(1))]
 
 
+def test_a_worker_without_work_takes_at_once_what_its_reader_has_not_begun_to_read(
+    board: ParentBoard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mpload.transport.board.time.sleep", None)  # no wait
+    reader, other = worker_of(board, 0), worker_of(board, 1)
+    for serial in (1, 2, 3):
+        board.post(serial, chunk(serial))
+    assert reader.reserve(3) == [chunk(1), chunk(2), chunk(3)]
+    reader.begin(1)
+    assert other.take() == (2, chunk(2))
+    assert reader.reserve(3) == [chunk(1), chunk(3)]
+    reader.begin(1)
+    assert other.take() == (3, chunk(3))
+    assert reader.take() == (1, chunk(1))
+
+
+def test_what_a_dead_worker_was_reading_is_free_once_another_has_its_number(
+    board: ParentBoard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dead, other = worker_of(board, 0), worker_of(board, 1)
+    board.post(1, chunk(1))
+    assert dead.reserve(1) == [chunk(1)]
+    dead.begin(1)
+    board.prepare_row(0)
+    monkeypatch.setattr("mpload.transport.board.time.sleep", None)  # no wait
+    assert other.take() == (1, chunk(1))
+
+
+def test_a_worker_that_does_not_come_back_loses_what_it_was_reading(board: ParentBoard) -> None:
+    away, other = worker_of(board, 0), worker_of(board, 1)
+    board.post(1, chunk(1))
+    assert away.reserve(1) == [chunk(1)]
+    away.begin(1)
+    assert other.take() == (1, chunk(1))
+
+
 def test_reservations_of_cancelled_chunks_are_void(board: ParentBoard) -> None:
     reader, other = worker_of(board, 0), worker_of(board, 1)
     board.post(1, chunk(1))
