@@ -18,8 +18,9 @@ behind later batches, and delay its own.
 
 A worker that reads ahead from slow storage reserves the chunks that it will fill next. They stay in the queue, so a
 death needs no cleanup. Chunks of batches that have no slot yet are announced, so that workers can reserve them too.
-Other workers take reserved chunks last, but do take them rather than be idle. A chunk taken from the middle of the
-queue leaves a 0 in place of its serial number.
+Other workers take reserved chunks last, but do take them rather than be idle: at once if their reads have not begun,
+which each worker records in its row, and else after 20 ms. A chunk taken from the middle of the queue leaves a 0 in
+place of its serial number.
 
 A worker that is about to allocate much memory waits for its turn: a second record lock on the board's file, which one
 worker at a time holds until its next sample. A worker that waits for its turn says so in its row, so that the parent
@@ -279,8 +280,8 @@ class WorkerBoard:
 
     def begin(self, num_chunks: int) -> None:
         """Record that so many of the chunks that `reserve` last returned are being read. Others leave them alone."""
-        if num_chunks:
-            self._cells[self._row + _BEGUN] = self._reserved[num_chunks - 1]
+        if begun := self._reserved[:num_chunks]:
+            self._cells[self._row + _BEGUN] = begun[-1]
 
     def _take_with_lock(self, *, takes_begun: bool) -> list[int] | None:
         self._lock(_TAKING)

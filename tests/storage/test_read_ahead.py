@@ -92,7 +92,7 @@ def test_samples_that_turn_out_to_come_first_are_read_before_all_others() -> Non
 
 
 def test_samples_that_come_first_are_read_at_once_even_if_others_fill_the_memory() -> None:
-    storage = SlowMemory({"shard": FILE}, seconds=0.2)
+    storage = SlowMemory({"shard": FILE}, seconds=0.02)
     ahead = awake(storage, max_bytes=10_000)
     ahead._depths.depth = 64
     later = {number: [span(number * 1000, 1000 + number)] for number in range(0, 60, 2)}
