@@ -189,6 +189,7 @@ def test_each_posted_chunk_is_taken_once_and_no_other_however_many_are_announced
             held[numbers[0]] = set()
         elif what == "reserve":
             found = [each.first for each in workers[numbers[0]].reserve(numbers[1])]
+            workers[numbers[0]].begin(numbers[1] // 2)
             assert found == sorted(set(found))
             assert set(found) <= (waiting - cancelled) | set(announced)
             held[numbers[0]] |= set(found)

@@ -44,6 +44,7 @@ class ReadsAhead(Numbers):
     def fill(self, task: tuple[int, ...], arrays: Any, first: int, last: int, report: ChunkReport) -> None:
         for chunk in report.upcoming(3):
             assert 0 <= chunk.first < chunk.last <= 32
+        report.begun(first % 4)
         super().fill(task, arrays, first, last, report)
 
 
