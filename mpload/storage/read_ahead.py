@@ -157,7 +157,7 @@ class ReadAhead:
         If there is no room for them, the last reads of samples among `later` are cancelled, and made again later.
         """
         fetches = self._fetches_of(wanted)
-        num_bytes = sum(map(self._sizes.expected_bytes, fetches))
+        num_bytes = min(self.max_bytes // 2, sum(map(self._sizes.expected_bytes, fetches)))
         cancelled = self._planned.cancel_last(later, until=lambda: self._usable_bytes >= num_bytes)
         self._queue.extendleft(reversed(self._fetches_of({sample_id: later[sample_id] for sample_id in cancelled})))
         num_begun = 0
