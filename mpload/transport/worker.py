@@ -65,8 +65,6 @@ class ChunkReport:
     """Reserves and returns up to so many chunks that this worker will most likely fill next, so it can read ahead."""
     begun: Callable[[int], None] = lambda _: None
     """Tells the other workers that so many of the chunks that `upcoming` last returned are being read here."""
-    begun: Callable[[int], None] = lambda _: None
-    """Tells the other workers that so many of the chunks that `upcoming` last returned are being read here."""
     sample: "memoryview[int]" = field(default_factory=lambda: memoryview(bytearray(8)).cast("q"))
     """One int64, which `at` sets. Native code that makes many samples writes the number of each one there."""
     wait_for_turn: Callable[[], None] = lambda: None
