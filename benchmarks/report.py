@@ -27,6 +27,14 @@ from mixture_rows import MIXTURE_HEADER, mixture_rows
 from network_rows import network_header, network_rows
 from parts_rows import PARTS_HEADER, parts_rows
 from records import RECORDS, Record, latest
+from served_rows import (
+    RECEIVING_HEADER,
+    SERVERS_HEADER,
+    rates_and_costs,
+    receiving_rows,
+    server_rows,
+    with_spread,
+)
 from simulation_rows import SIMULATION_HEADER, simulation_rows
 from standings import Standing, standings
 
@@ -293,7 +301,7 @@ def typed() -> str:
 def views() -> str:
     """Return the rate and CPU time of each way to make several crops of one image."""
     found = [(record["case"], record["figures"]) for record in latest("views", "contestant")]
-    rows = _rates_and_costs(sorted(found, key=lambda each: -median(each[1]["samples_per_second"])))
+    rows = rates_and_costs(sorted(found, key=lambda each: -median(each[1]["samples_per_second"])))
     return markdown(["photographs of about 500 x 375", "samples/s", "CPU µs a sample"], rows)
 
 
@@ -312,43 +320,14 @@ def collate() -> str:
     return markdown(["batches of 64 images", "images/s", "training process: CPU ms a batch", "CPU µs an image"], rows)
 
 
-def servers() -> str:
-    """Return the rate and CPU time of a loader whose samples servers make."""
-    found = [(record["case"], record["figures"]) for record in latest("servers", "contestant")]
-    rows = _rates_and_costs(found)
-    for row, (_, figures) in zip(rows, found, strict=True):
-        sent_us = figures.get("server_cpu_us_per_sample")
-        row.append(f"{median(sent_us):.0f}" if sent_us else "")
-    return markdown(["images of 224 x 224", "images/s", "loader: CPU µs an image", "server: CPU µs to send it"], rows)
-
-
-def receiving() -> str:
-    """Return how fast one core receives images, and what that takes."""
-    found = [(record["case"], record["figures"]) for record in latest("receiving", "contestant")]
-    return markdown(["received by one core", "images/s", "receiver: CPU µs an image"], _rates_and_costs(found))
-
-
-def _rates_and_costs(found: list[tuple[Record, Record]]) -> list[list[str]]:
-    """Return a row for each contestant: its name, samples per second, and CPU time of a sample."""
-    return [
-        [case["contestant"], with_spread(figures["samples_per_second"]), f"{median(figures['cpu_us_per_sample']):,.0f}"]
-        for case, figures in found
-    ]
-
-
-def with_spread(rates: list[float]) -> str:
-    """Return the median of rates, with the lowest and the highest one."""
-    return f"{median(rates):,.0f} ({min(rates):,.0f}-{max(rates):,.0f})"
-
-
 TABLES: dict[str, Callable[[], str]] = {
     "ahead": ahead,
     "arrays": arrays,
     "auto": lambda: markdown(auto_header(), auto_rows()),
     "batch-sizes": batch_sizes,
     "collate": collate,
-    "receiving": receiving,
-    "servers": servers,
+    "receiving": lambda: markdown(RECEIVING_HEADER, receiving_rows()),
+    "servers": lambda: markdown(SERVERS_HEADER, server_rows()),
     "simulation": lambda: markdown(SIMULATION_HEADER, simulation_rows(), num_names=6),
     "dlio": lambda: markdown(DLIO_HEADER, dlio_rows(), num_names=2),
     "doctor": lambda: markdown(DOCTOR_HEADER, doctor_rows(), num_names=3),

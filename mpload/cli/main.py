@@ -39,7 +39,8 @@ class _Commands(CommandGroup):
             _print_error(str(error))
             sys.exit(_FAILURE)
         except OSError as error:
-            _print_error(f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error))
+            reason = error.strerror or str(error)
+            _print_error(f"{error.filename}: {reason}" if error.filename else reason)
             sys.exit(_FAILURE)
         return result
 

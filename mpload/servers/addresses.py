@@ -52,7 +52,7 @@ class TcpPort:
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
                 text = f"port {self.port} of {self.host} is in use. Choose another --port, or 0 for any"
-                raise OSError(text) from None
+                raise OSError(error.errno, text) from None
             raise
         return self._url(runner.addresses[0][1])
 

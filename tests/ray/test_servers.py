@@ -132,15 +132,22 @@ class TestOnTwoNodes:
         expected = batches(dataset(photo_index))
         with RayServers(dataset(photo_index), **OPTIONS) as servers, ExitStack() as stack:
             urls, first = set(servers.urls), cluster.server_processes()
+
+            def takes(url: str) -> bool:
+                """Take the address of a server that has died: both nodes are this machine, so it would return there."""
+                with suppress(OSError):
+                    stack.enter_context(socket.create_server(address(url)))
+                    return True
+                return False
+
+            def kill_node() -> None:
+                cluster.kill_node()
+                assert wait_until(lambda: any(map(takes, urls)))
+
             with loading(photo_index, servers) as loader:
-                assert batches(loader, at=5, do=cluster.kill_node) == expected
+                assert batches(loader, at=5, do=kill_node) == expected
                 stack.callback(cluster.add_node)
                 assert wait_until(lambda: len([each for each in first if is_dead(each)]) == 1)
-                taken = []  # both nodes are this machine, so that the server would get the same address
-                for url in urls:
-                    with suppress(OSError):
-                        taken.append(stack.enter_context(socket.create_server(address(url))))
-                assert len(taken) == 1
                 assert wait_until(lambda: len(servers.urls) == 2 and set(servers.urls) != urls), (urls, servers.urls)
                 [survivor] = [process for process in first if not is_dead(process)]
                 survivor.suspend()  # so that only the one that has moved can answer
