@@ -40,7 +40,7 @@ MAY_IMPORT = {
     "__main__": {"cli"},
 }
 # telemetry: a writer for TensorBoard
-MAY_IMPORT_TORCH = {"telemetry", "device", "loader", "servers", "tools", "cli", "__main__"}
+MAY_IMPORT_TORCH = {"telemetry", "device", "loader", "servers", "tools", "ray", "cli", "__main__"}
 CONTRACTS = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
 
 

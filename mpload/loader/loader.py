@@ -70,14 +70,12 @@ class MPLoader(Guarded, Generic[Batch]):
         memory_budget: upper bound for slots and workers together, in bytes or as a string such as `"4GiB"`. `"auto"`
             is half of the available memory. The budget limits how many batches are made ahead. While memory is short,
             fewer are made ahead, and a warning says so. Images too large to be decoded side by side within the budget
-            are decoded one at a time. If several ranks share a machine, `"auto"` divides its cores and memory among
-            them.
+            are decoded one at a time. Ranks that share a machine divide its cores and memory if it is `"auto"`.
         options: how workers are treated: timeouts, restarts, fresh processes instead of forks.
         device: device on which batches are yielded, with images as float32 in [0, 1]. This is a shortcut for wrapping
             the loader in a `DevicePrefetcher`, which has more options. None yields batches on the host, unchanged.
-        servers: the URLs of servers (`mpload serve`) that make the samples of an `MPDataset`, or the `Path` of a file
-            that lists them and may change, or `Servers` with time limits and certificates. Workers ask them, and get
-            the same samples as they make themselves.
+        servers: URLs of servers (`mpload serve`) that make samples of an `MPDataset`, the `Path` of a file that names
+            them and may change, or `Servers`. The samples are the same as those that workers make.
         token: the secret that the servers want to see, if any.
         fallback: `"local"` makes samples that no server makes in the workers. `"raise"` raises a `ServerError`.
         **of_dataset: arguments for map-style datasets. An `MPDataset` has its own `batch_size`, `shuffle`, `seed`,

@@ -13,16 +13,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import mpload
 from mpload.client.listing import urls_in, write_urls
 from mpload.errors import ArgumentError, ServerError
+from mpload.loader.dataset import MPDataset
 from mpload.ray.server import ServerOptions
 from mpload.ray.supervisor import Placing
-
-if TYPE_CHECKING:
-    from mpload.loader.dataset import MPDataset
 
 __all__ = ["RayServers"]
 
@@ -72,7 +70,7 @@ class RayServers:
 
     def __init__(
         self,
-        dataset: "MPDataset[Any]",
+        dataset: MPDataset[Any],
         *,
         num_servers: int | None = None,
         resources: Mapping[str, float] | None = None,
