@@ -9,5 +9,5 @@ supervisor   the process that starts these servers, and replaces those that die
 server       what a node does for a server
 ```
 
-Nothing here imports torch, but for the process of a server.
+Only `servers`, and the process of a server, import torch.
 """
