@@ -4,7 +4,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,11 +28,10 @@ class Process:
 
 
 @contextmanager
-def serve_process(index: Path, *options: str, port: int = 0) -> Iterator[Process]:
-    """Serve an index, and kill the server at the end."""
-    with _started(
-        [sys.executable, "-m", "mpload", "serve", str(index), "--port", str(port), "--workers=1", *options]
-    ) as it:
+def serve_process(index: Path, *options: str, port: int = 0, before: Sequence[str] = ()) -> Iterator[Process]:
+    """Serve an index, and kill the server at the end. `before` is written before the command."""
+    command = [sys.executable, "-m", "mpload", "serve", str(index), "--port", str(port), "--workers=1", *options]
+    with _started([*before, *command]) as it:
         yield it
 
 
