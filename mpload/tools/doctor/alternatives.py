@@ -1,5 +1,6 @@
 """Measures cheaper ways to decode the same samples: other files, another decoder, a row index."""
 
+import gc
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -99,46 +100,64 @@ def measure_decoding(
     if len(stored) < _MIN_IMAGES:
         return Decoding(now=of_all)
     is_packed = pipeline.index.columns[pipeline.sources[0]].type is ColumnType.SPAN
+    has_rows = pipeline.row_index is not None
     with tempfile.TemporaryDirectory(prefix="mpload-doctor-") as folder:
-        try:
-            decoders = [
-                ChunkDecoder(
-                    [each[number] for each in stored],
-                    way.decode,
-                    folder=Path(folder, str(number)),
-                    is_packed=is_packed or way.is_packed,
-                    in_bulk=way.in_bulk,
-                    notes_rows=pipeline.row_index is not None or way.change is Change.ROW_INDEX,
-                )
-                for number, way in enumerate(ways)
-            ]
-        except OSError:  # the disk is full
+        decoders = _decoders(ways, stored, folder=Path(folder), is_packed=is_packed, has_rows=has_rows)
+        if not decoders:
             return Decoding(now=of_all)
-        ends = time.monotonic() + (1 - _PREPARING_SHARE) * seconds
-        for first in range(0, len(stored), _CHUNK):
-            for decoder in decoders:
-                decoder.measure(range(first, min(first + _CHUNK, len(stored))))
-            if time.monotonic() > ends:
-                break
+        measured = _measured(decoders, len(stored), seconds=(1 - _PREPARING_SHARE) * seconds)
+        decoders.clear()
+        gc.collect()  # closes their files: the folder cannot be removed without a descriptor
     scale = of_all.seconds / of_these.seconds
-    costs = [decoder.decode.times(scale) for decoder in decoders]
+    costs, reads = [decode.times(scale) for decode, _ in measured], [read for _, read in measured]
     found = {way.change: cost for way, cost in zip(ways[1:], costs[1:], strict=True)}
     return Decoding(
         now=costs[0] if costs[0].seconds else of_all,
-        read=decoders[0].read if ways[0].in_bulk and type(pipeline.opened_storage) is LocalStorage else None,
+        read=reads[0] if ways[0].in_bulk and type(pipeline.opened_storage) is LocalStorage else None,
         alone=found.get(None),
         alternatives=tuple(
             Alternative(
                 change=way.change,
                 decode=found[way.change],
                 mean_bytes=float(np.mean([len(each[number]) for each in stored])) if way.makes_smaller else None,
-                read=decoders[number].read if way.is_packed else None,
+                read=reads[number] if way.is_packed else None,
                 detail=way.detail,
             )
             for number, way in enumerate(ways)
             if way.change is not None and 0 < found[way.change].seconds < _WORTH_NAMING * costs[0].seconds
         ),
     )
+
+
+def _decoders(
+    ways: Sequence[_Way], stored: Sequence[Sequence[bytes]], *, folder: Path, is_packed: bool, has_rows: bool
+) -> list[ChunkDecoder]:
+    """Return what decodes each way; nothing if the disk is full, or no further file can be opened."""
+    try:
+        return [
+            ChunkDecoder(
+                [each[number] for each in stored],
+                way.decode,
+                folder=folder / str(number),
+                is_packed=is_packed or way.is_packed,
+                in_bulk=way.in_bulk,
+                notes_rows=has_rows or way.change is Change.ROW_INDEX,
+            )
+            for number, way in enumerate(ways)
+        ]
+    except OSError:
+        return []
+
+
+def _measured(decoders: Sequence[ChunkDecoder], num_images: int, *, seconds: float) -> list[tuple[Cost, Cost]]:
+    """Decode the images in each way, a chunk in turn. Return what decoding and reading one costs in each way."""
+    ends = time.monotonic() + seconds
+    for first in range(0, num_images, _CHUNK):
+        for decoder in decoders:
+            decoder.measure(range(first, min(first + _CHUNK, num_images)))
+        if time.monotonic() > ends:
+            break
+    return [(decoder.decode, decoder.read) for decoder in decoders]
 
 
 def _stored(ways: Sequence[_Way], images: Sequence[bytes], *, seconds: float) -> list[list[bytes]]:
