@@ -9,6 +9,7 @@ asking       a worker's requests: several at a time, repeated if they fail, made
 listing      the URLs of servers, which a file may list and change
 choice       which server is asked next
 connection   an HTTP connection to a server
+tls          an encrypted connection, with few calls of the system
 refusals     why a server and a loader do not fit together
 ```
 

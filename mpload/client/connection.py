@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 from mpload.client.options import Servers
 from mpload.client.protocol import DATASET_HEADER, MAX_HEAD_BYTES, MEDIA_TYPE, Description, ProtocolError
+from mpload.client.tls import TlsSocket
 from mpload.errors import ServerError
 from mpload.units import KIB
 
@@ -214,8 +215,8 @@ def _http_of(url: str, limit_seconds: float, tls: ssl.SSLContext | None) -> tupl
     if parts.scheme == "unix":
         return _SocketFileConnection(parts.path, limit_seconds), ""
     assert parts.hostname is not None
-    if parts.scheme == "https":
-        return http.client.HTTPSConnection(parts.hostname, parts.port, timeout=limit_seconds, context=tls), parts.path
+    if tls is not None and parts.scheme == "https":
+        return _TlsConnection(parts.hostname, parts.port, limit_seconds, tls), parts.path
     return http.client.HTTPConnection(parts.hostname, parts.port, timeout=limit_seconds), parts.path
 
 
@@ -233,14 +234,33 @@ class _SocketFileConnection(http.client.HTTPConnection):
         self.sock.connect(self._file)
 
 
+class _TlsConnection(http.client.HTTPConnection):
+    """An encrypted connection."""
+
+    default_port = http.client.HTTPS_PORT
+
+    def __init__(self, host: str, port: int | None, limit_seconds: float, tls: ssl.SSLContext) -> None:
+        super().__init__(host, port, timeout=limit_seconds)
+        self._tls = tls
+
+    def connect(self) -> None:
+        super().connect()
+        plain = self.sock
+        try:
+            self.sock: Any = TlsSocket(plain, self._tls, self.host)
+        except BaseException:
+            plain.close()
+            raise
+
+
 class _UntilDeadline(io.RawIOBase):
     """What a socket receives until a deadline, however slowly it drips."""
 
-    def __init__(self, connected: socket.socket, deadline: float) -> None:
+    def __init__(self, connected: socket.socket | TlsSocket, deadline: float) -> None:
         self._socket = connected
         self._deadline = deadline
         self._set_left = math.inf
-        self._file = connected.makefile("rb", buffering=0)  # keeps the socket open for a response that is its last
+        self._open = connected.makefile("rb", buffering=0)  # keeps the socket open for a response that is its last
 
     def readable(self) -> bool:
         return True
@@ -252,10 +272,10 @@ class _UntilDeadline(io.RawIOBase):
         if not 0 <= self._set_left - left < _COARSE_SECONDS:
             self._socket.settimeout(left)
             self._set_left = left
-        return self._file.readinto(buffer)
+        return self._socket.recv_into(buffer)
 
     def close(self) -> None:
-        self._file.close()
+        self._open.close()
         super().close()
 
     def makefile(self, mode: str) -> io.BufferedReader:
@@ -264,19 +284,19 @@ class _UntilDeadline(io.RawIOBase):
         return io.BufferedReader(self)
 
 
-def _response(deadline: float, connected: socket.socket, **options: Any) -> http.client.HTTPResponse:
+def _response(deadline: float, connected: socket.socket | TlsSocket, **options: Any) -> http.client.HTTPResponse:
     source: Any = _UntilDeadline(connected, deadline)
     return http.client.HTTPResponse(source, **options)
 
 
-def _has_input(connected: socket.socket | None) -> bool:
+def _has_input(connected: socket.socket | TlsSocket | None) -> bool:
     """Whether a connection that waits for nothing was closed by the other side, or is out of step."""
     if connected is None:
         return True
     connected.setblocking(False)
     try:
-        connected.recv(1, 0 if isinstance(connected, ssl.SSLSocket) else socket.MSG_PEEK)
-    except (BlockingIOError, ssl.SSLWantReadError):
+        _ = connected.recv(1) if isinstance(connected, TlsSocket) else connected.recv(1, socket.MSG_PEEK)
+    except BlockingIOError:
         return False
     return True
 
