@@ -96,7 +96,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contestant:
-    """A loader, as DLIO is told to use it."""
+    """The options with which DLIO uses a loader."""
 
     name: str
     loader: str

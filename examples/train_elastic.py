@@ -38,7 +38,7 @@ def train(folder: Path) -> None:
         model.load_state_dict(saved["model"])
     saved["world_sizes"].append(world_size)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    dataset = mpload.MPDataset(  # global batches stay the same, whatever the number of ranks
+    dataset = mpload.MPDataset(  # global batches do not depend on the number of ranks
         folder / "numbered.txt",
         decode=mpload.RandomResizedCrop(32),
         batch_size=GLOBAL_BATCH // world_size,
@@ -73,7 +73,7 @@ def save(folder: Path, state: dict[str, Any]) -> None:
 
 
 def node(folder: Path, port: int, *, is_host: bool, **environment: str) -> "subprocess.Popen[bytes]":
-    """Start torchrun as on one node of two, of which one is enough. The first keeps the list of nodes."""
+    """Start torchrun for one of two nodes. One node is enough. The first one keeps the list of nodes."""
     options = f"is_host={int(is_host)},last_call_timeout=10,keep_alive_interval=1"
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes=1:2", "--nproc-per-node=1", "--max-restarts=3"]
     rendezvous = ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", f"--rdzv-conf={options}"]

@@ -36,7 +36,7 @@ def train(options: dict[str, str]) -> None:
         with checkpoint.as_directory() as name:
             saved = json.loads(Path(name, "state.json").read_text())
     saved["world_sizes"].append(world_size)
-    dataset = mpload.MPDataset(  # global batches stay the same, whatever the number of ranks
+    dataset = mpload.MPDataset(  # global batches do not depend on the number of ranks
         folder / "numbered.txt",
         decode=mpload.RandomResizedCrop(32),
         batch_size=GLOBAL_BATCH // world_size,

@@ -84,7 +84,7 @@ def serve(
 
 
 def _allow_many_connections() -> None:
-    """Raise the limit of open files as far as the system allows: each worker of each loader keeps connections."""
+    """Raise the limit of open files as far as the system allows. Each worker of a loader keeps some connections."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 

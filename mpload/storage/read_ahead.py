@@ -152,7 +152,7 @@ class ReadAhead:
         return fetches
 
     def _plan_first(self, wanted: Mapping[int, Sequence[ByteRange]], later: Mapping[int, Sequence[ByteRange]]) -> None:
-        """Read these samples before all others, whatever the depth.
+        """Read these samples before all others. The depth does not limit them.
 
         If there is no room for them, the last reads of samples among `later` are cancelled, and made again later.
         """

@@ -57,7 +57,7 @@ class FinishingWork(Work, Protocol):
 
 @dataclass(slots=True, kw_only=True)
 class ChunkReport:
-    """How a work reports on a chunk while it fills it. Without arguments, nobody is told."""
+    """How a work reports on a chunk while it fills it. By default, nothing is reported."""
 
     at: Callable[[int], None] = lambda _: None
     """Records which sample of the batch is next. It is blamed for a death, and the call is a sign of life."""

@@ -1,4 +1,4 @@
-"""Machines with networks of their own: network namespaces, each connected to this one by a virtual cable."""
+"""Network namespaces, which stand for machines. A virtual cable connects each of them to this one."""
 
 import os
 import shutil

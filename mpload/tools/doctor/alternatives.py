@@ -161,7 +161,7 @@ def _measured(decoders: Sequence[ChunkDecoder], num_images: int, *, seconds: flo
 
 
 def _stored(ways: Sequence[_Way], images: Sequence[bytes], *, seconds: float) -> list[list[bytes]]:
-    """Return what each way stores of the images, as far as time and memory allow, without images that one refuses."""
+    """Return what each way stores of the images. Time and memory limit how many; refused ones are left out."""
     ends, num_bytes = time.monotonic() + seconds, 0
     stored: list[list[bytes]] = []
     for data in images:
