@@ -31,27 +31,33 @@ static int has_end(struct jpeg_decompress_struct *info) {
     return 0;
 }
 
-/* libjpeg uses the tables of the last photo for a photo without tables. Empty them, so that no photo depends on
-   another. */
-static void forget_tables(struct jpeg_decompress_struct *info) {
+/* libjpeg uses the tables of the last photo for a photo without tables. Make them all, but empty, so that neither the
+   pixels nor the cause of a failure depend on another photo. */
+static void empty_tables(struct jpeg_decompress_struct *info) {
     for (int number = 0; number < NUM_HUFF_TBLS; number++) {
-        JHUFF_TBL *tables[] = {info->dc_huff_tbl_ptrs[number], info->ac_huff_tbl_ptrs[number]};
+        JHUFF_TBL **tables[] = {&info->dc_huff_tbl_ptrs[number], &info->ac_huff_tbl_ptrs[number]};
         for (int kind = 0; kind < 2; kind++) {
-            if (tables[kind] != NULL) {
-                memset(tables[kind]->bits, 0, sizeof tables[kind]->bits);
+            if (*tables[kind] == NULL) {
+                *tables[kind] = jpeg_alloc_huff_table((j_common_ptr)info);
             }
+            memset((*tables[kind])->bits, 0, sizeof (*tables[kind])->bits);
         }
     }
     for (int number = 0; number < NUM_QUANT_TBLS; number++) {
-        if (info->quant_tbl_ptrs[number] != NULL) {
-            info->quant_tbl_ptrs[number]->quantval[0] = 0;
+        if (info->quant_tbl_ptrs[number] == NULL) {
+            info->quant_tbl_ptrs[number] = jpeg_alloc_quant_table((j_common_ptr)info);
         }
+        info->quant_tbl_ptrs[number]->quantval[0] = 0;
     }
+}
+
+static int is_empty(const JQUANT_TBL *table) {
+    return table->quantval[0] == 0;  /* which no file's table has */
 }
 
 static int has_codes(const JHUFF_TBL *table) {
     static const UINT8 none[sizeof table->bits];
-    return table != NULL && memcmp(table->bits, none, sizeof none) != 0;
+    return memcmp(table->bits, none, sizeof none) != 0;
 }
 
 /* Whether the file has tables for the components of the first scan. */
@@ -59,13 +65,23 @@ static int has_tables(const struct jpeg_decompress_struct *info) {
     for (int number = 0; number < info->comps_in_scan; number++) {
         const jpeg_component_info *component = info->cur_comp_info[number];
         int dc = component->dc_tbl_no, ac = component->ac_tbl_no, quant = component->quant_tbl_no;
-        if (quant < 0 || quant >= NUM_QUANT_TBLS || info->quant_tbl_ptrs[quant] == NULL
-            || info->quant_tbl_ptrs[quant]->quantval[0] == 0) {
+        if (quant < 0 || quant >= NUM_QUANT_TBLS || is_empty(info->quant_tbl_ptrs[quant])) {
             return 0;
         }
         if (!info->arith_code && !info->progressive_mode
             && (dc < 0 || dc >= NUM_HUFF_TBLS || ac < 0 || ac >= NUM_HUFF_TBLS
                 || !has_codes(info->dc_huff_tbl_ptrs[dc]) || !has_codes(info->ac_huff_tbl_ptrs[ac]))) {
+            return 0;
+        }
+    }
+    return 1;
+}
+
+/* Whether the later scans of a file with several had tables too: libjpeg keeps the table of each component. */
+static int had_tables(const struct jpeg_decompress_struct *info) {
+    for (int number = 0; number < info->num_components; number++) {
+        const JQUANT_TBL *table = info->comp_info[number].quant_table;
+        if (table != NULL && is_empty(table)) {
             return 0;
         }
     }
@@ -111,7 +127,7 @@ static int can_leave_out_columns(const struct jpeg_decompress_struct *info) {
 void open_scale(Decoder *decoder, const uint8_t *data, size_t num_bytes, const View *view) {
     struct jpeg_decompress_struct *info = &decoder->info;
     jpeg_mem_src(info, data, (unsigned long)num_bytes);
-    forget_tables(info);
+    empty_tables(info);
     jpeg_read_header(info, TRUE);
     check_header(decoder, view);
     info->out_color_space = JCS_RGB;
@@ -144,6 +160,9 @@ void start_scale(Decoder *decoder) {
     jpeg_start_decompress(info);
     if (!is_complete(info)) {
         decline(decoder, "it lacks bits of its coefficients");
+    }
+    if (!had_tables(info)) {
+        decline(decoder, "it has no tables of its own");
     }
     JDIMENSION first = decoder->first_column < MARGIN ? 0 : decoder->first_column - MARGIN;
     JDIMENSION end = decoder->end_column + MARGIN, num_columns;

@@ -173,6 +173,38 @@ def test_no_photo_depends_on_the_one_before(seeds: dict[str, bytes]) -> None:
         np.testing.assert_array_equal(middle("no_tables.jpg"), alone)
 
 
+def scans(gray: bytes, *, table: int, quantization: int) -> bytes:
+    """Return a colour JPEG with three scans, each the scan of `gray`. The last has these tables."""
+    frame, scan = gray.index(b"\xff\xc0"), gray.index(b"\xff\xda")
+    components = bytes([1, 0x11, 0, 2, 0x11, 0, 3, 0x11, quantization])
+    file = (
+        gray[:frame] + b"\xff\xc0\0\x11" + gray[frame + 4 : frame + 9] + b"\x03" + components + gray[frame + 13 : scan]
+    )
+    for component, tables in ((1, 0), (2, 0), (3, 0x11 * table)):
+        file += b"\xff\xda\0\x08\x01" + bytes([component, tables]) + gray[scan + 7 : -2]
+    return file + b"\xff\xd9"
+
+
+def test_no_later_scan_has_tables_of_the_photo_before(plain: ModuleType) -> None:
+    gray = make("gray", 40, 50, seed=0, quality=90)
+    view, size = view_of_all(40, 50)
+    whole = outcome(plain, scans(gray, table=0, quantization=0), view, size)
+    assert isinstance(whole, bytes)
+    quantization = gray.index(b"\xff\xdb\0\x43\0") + 4
+    kinds = [gray.index(bytes([0xFF, 0xC4])) + 4, gray.index(b"\xff\xc4", gray.index(b"\xff\xc4") + 1) + 4]
+    others = bytearray(gray)  # the photo before, with all its tables in the last places
+    for place in (quantization, *kinds):
+        others[place] |= 3
+    others[gray.index(b"\xff\xc0") + 12] = 3
+    others[gray.index(b"\xff\xda") + 6] = 0x33
+    for file in (scans(gray, table=3, quantization=0), scans(gray, table=0, quantization=3)):
+        for module in (plain, NATIVE):
+            before = outcome(module, file, view, size)
+            assert isinstance(before, str)
+            assert isinstance(outcome(module, bytes(others), view, size), bytes)
+            assert outcome(module, file, view, size) == before
+
+
 def test_tables_that_change_from_photo_to_photo_are_never_mixed_up(plain: ModuleType) -> None:
     files = [make("optimised", 80 + seed, 90, seed=seed, quality=60 + 10 * seed) for seed in range(4)]
     standard = make("420", 100, 120, seed=0, quality=50)
