@@ -22,7 +22,16 @@ from tests.support.photos import encode, make_special_photos, photo
 
 pytestmark = needs_native
 
-KEPT = {"end_inside", "empty_table", "no_codes", "no_end", "twelve_bits", "jpeg_truncated", "truncated"}
+KEPT = {
+    "end_inside",
+    "empty_table",
+    "no_codes",
+    "three_scans_no_table",
+    "no_end",
+    "twelve_bits",
+    "jpeg_truncated",
+    "truncated",
+}
 
 
 @pytest.fixture(scope="module")

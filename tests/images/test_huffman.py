@@ -29,7 +29,7 @@ from mpload.images.limits import Limits
 from mpload.images.resize import Box
 from mpload.images.shrink import SHRUNK_BY
 from tests.support.fuzz_seeds import write_seeds
-from tests.support.jpegs import NATIVE, VARIETIES, make, view_of_all, views
+from tests.support.jpegs import NATIVE, VARIETIES, in_three_scans, make, view_of_all, views
 
 PROJECT = Path(__file__).parents[2]
 PAGE = mmap.PAGESIZE
@@ -173,22 +173,10 @@ def test_no_photo_depends_on_the_one_before(seeds: dict[str, bytes]) -> None:
         np.testing.assert_array_equal(middle("no_tables.jpg"), alone)
 
 
-def scans(gray: bytes, *, table: int, quantization: int) -> bytes:
-    """Return a colour JPEG with three scans, each the scan of `gray`. The last has these tables."""
-    frame, scan = gray.index(b"\xff\xc0"), gray.index(b"\xff\xda")
-    components = bytes([1, 0x11, 0, 2, 0x11, 0, 3, 0x11, quantization])
-    file = (
-        gray[:frame] + b"\xff\xc0\0\x11" + gray[frame + 4 : frame + 9] + b"\x03" + components + gray[frame + 13 : scan]
-    )
-    for component, tables in ((1, 0), (2, 0), (3, 0x11 * table)):
-        file += b"\xff\xda\0\x08\x01" + bytes([component, tables]) + gray[scan + 7 : -2]
-    return file + b"\xff\xd9"
-
-
 def test_no_later_scan_has_tables_of_the_photo_before(plain: ModuleType) -> None:
     gray = make("gray", 40, 50, seed=0, quality=90)
     view, size = view_of_all(40, 50)
-    whole = outcome(plain, scans(gray, table=0, quantization=0), view, size)
+    whole = outcome(plain, in_three_scans(gray), view, size)
     assert isinstance(whole, bytes)
     quantization = gray.index(b"\xff\xdb\0\x43\0") + 4
     kinds = [gray.index(bytes([0xFF, 0xC4])) + 4, gray.index(b"\xff\xc4", gray.index(b"\xff\xc4") + 1) + 4]
@@ -197,7 +185,7 @@ def test_no_later_scan_has_tables_of_the_photo_before(plain: ModuleType) -> None
         others[place] |= 3
     others[gray.index(b"\xff\xc0") + 12] = 3
     others[gray.index(b"\xff\xda") + 6] = 0x33
-    for file in (scans(gray, table=3, quantization=0), scans(gray, table=0, quantization=3)):
+    for file in (in_three_scans(gray, table=3), in_three_scans(gray, quantization=3)):
         for module in (plain, NATIVE):
             before = outcome(module, file, view, size)
             assert isinstance(before, str)

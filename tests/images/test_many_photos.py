@@ -42,7 +42,7 @@ SEED, EPOCH = 5, 3
 DECLINED = {
     "jpeg_cmyk.jpg", "jpeg_ycck.jpg", "jpeg_progressive.jpg", "jpeg_truncated.jpg", "cmyk.jpg", "progressive.jpg",
     "twelve_bits.jpg", "no_codes.jpg", "no_tables.jpg", "no_end.jpg", "end_inside.jpg", "fill_bytes.jpg",
-    "empty_table.jpg",
+    "empty_table.jpg", "three_scans.jpg", "three_scans_no_table.jpg",
 }  # fmt: skip
 
 pytestmark = needs_native

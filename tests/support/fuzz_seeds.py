@@ -12,6 +12,7 @@ from PIL import Image
 
 from tests.golden.make_formats import FOLDER
 from tests.support.headers import exif, with_segments
+from tests.support.jpegs import in_three_scans
 from tests.support.photos import encode, make_photo_tree, photo
 
 __all__ = ["write_images_of_all_kinds", "write_seeds"]
@@ -51,6 +52,8 @@ def _made() -> dict[str, bytes]:
     made["gray_restarts"] = encode(gray, "JPEG", quality=85, restart_marker_blocks=5)
     made["restarts"] = encode(image, "JPEG", quality=85, restart_marker_blocks=3)
     made["restart_rows"] = encode(image, "JPEG", quality=95, restart_marker_rows=1)
+    made["three_scans"] = in_three_scans(made["gray"])
+    made["three_scans_no_table"] = in_three_scans(made["gray"], table=3)
     made["optimised"] = encode(image, "JPEG", quality=80, optimize=True)
     made["optimised_noise"] = encode(noise, "JPEG", quality=100, optimize=True)
     made["noise"] = encode(noise, "JPEG", quality=100)

@@ -12,7 +12,16 @@ from mpload.images.backends import StoredView
 from mpload.images.resize import Box
 from tests.support.photos import encode, photo
 
-__all__ = ["ALL_VARIETIES", "NATIVE", "VARIETIES", "make", "view_of_all", "views", "without_last_scan"]
+__all__ = [
+    "ALL_VARIETIES",
+    "NATIVE",
+    "VARIETIES",
+    "in_three_scans",
+    "make",
+    "view_of_all",
+    "views",
+    "without_last_scan",
+]
 
 NATIVE: Any = backends.NATIVE
 VARIETIES: dict[str, dict[str, Any]] = {
@@ -44,6 +53,18 @@ def make(variety: str, height: int, width: int, *, seed: int, quality: int = 90)
 def without_last_scan(progressive: bytes) -> bytes:
     """Return a progressive JPEG that lacks some bits of its coefficients. Decoders smooth its blocks."""
     return progressive[: progressive.rindex(b"\xff\xc4", 0, progressive.rindex(b"\xff\xda"))] + b"\xff\xd9"
+
+
+def in_three_scans(gray: bytes, *, table: int = 0, quantization: int = 0) -> bytes:
+    """Return a colour JPEG with three scans, each the scan of `gray`. The last has these tables."""
+    frame, scan = gray.index(b"\xff\xc0"), gray.index(b"\xff\xda")
+    components = bytes([1, 0x11, 0, 2, 0x11, 0, 3, 0x11, quantization])
+    file = (
+        gray[:frame] + b"\xff\xc0\0\x11" + gray[frame + 4 : frame + 9] + b"\x03" + components + gray[frame + 13 : scan]
+    )
+    for component, tables in ((1, 0), (2, 0), (3, 0x11 * table)):
+        file += b"\xff\xda\0\x08\x01" + bytes([component, tables]) + gray[scan + 7 : -2]
+    return file + b"\xff\xd9"
 
 
 def view_of_all(height: int, width: int, denominator: int = 1) -> tuple[StoredView, tuple[int, int]]:
