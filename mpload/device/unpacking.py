@@ -2,15 +2,15 @@
 
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, Protocol
 
 import numpy as np
 import torch
-from torch.nn.functional import interpolate
 
+from mpload.device.drawing import DrawViews, find_draw_views
 from mpload.device.staging import map_leaves
+from mpload.device.streams import Mark, SideStream, side_stream
 from mpload.errors import DecodeError, MploadWarning, SampleError
 from mpload.images.gpu_decode import EncodedImage
 from mpload.images.image import open_image
@@ -40,6 +40,11 @@ def device_decoder(device: torch.device) -> DeviceDecoder | None:
 class Unpacker:
     """Replaces lists of encoded images with tensors: uint8 [B, 3, H, W] in `channels_last`, on the device.
 
+    The work has a stream of its own. torchvision takes the memory of decoded images from the current stream, but writes
+    to it on a stream that does not wait for the current one. So memory that is given back here must not have queued
+    readers: before images are decoded, the host waits until those of the batch before are drawn. On the stream that
+    copies batches, it would have to wait for the consumer's steps.
+
     Args:
         device: device for the tensors.
         find_decoder: returns a JPEG decoder for the device, or None. Called when the first JPEG arrives.
@@ -50,9 +55,13 @@ class Unpacker:
     ) -> None:
         self._device = device
         self._find_decoder = find_decoder
+        self._drawn: Mark | None = None
+        """Reached when the images of the last batch are drawn."""
 
     def __call__(self, batch: Any) -> Any:
         """Return the batch, a tree of values as in `map_leaves`, with all encoded images decoded.
+
+        Work that is queued on the current stream afterwards may use the tensors.
 
         Raises:
             SampleError: a JPEG is damaged.
@@ -62,6 +71,10 @@ class Unpacker:
             lambda samples: self._images([EncodedImage.of(sample) for sample in samples]),
             is_leaf=lambda value: isinstance(value, list) and bool(value) and all(map(EncodedImage.is_one, value)),
         )
+
+    @cached_property
+    def _stream(self) -> SideStream:
+        return side_stream(self._device)
 
     @cached_property
     def _decoder(self) -> DeviceDecoder | None:
@@ -75,43 +88,56 @@ class Unpacker:
             )
         return decoder
 
+    @cached_property
+    def _draw(self) -> DrawViews:
+        return find_draw_views(self._device)
+
     def _images(self, images: list[EncodedImage]) -> torch.Tensor:
-        shown = images[0].view.shown
-        shape = (len(images), shown.height, shown.width, 3)
-        out = torch.empty(shape, dtype=torch.uint8, device=self._device).permute(0, 3, 1, 2)
-        places = [_Place(number=number, image=image, out=out[number]) for number, image in enumerate(images)]
-        jpegs = [place for place in places if place.image.is_jpeg]
-        left_over = [place for place in places if not place.image.is_jpeg]
-        left_over += jpegs if self._decoder is None else _decode_on_device(jpegs, self._decoder)
-        for place in left_over:
-            place.out.copy_(torch.from_numpy(_pixels(place)).permute(2, 0, 1))
+        with self._stream.entered():
+            out = self._drawn_images(images)
+            self._drawn = self._stream.mark()
+        self._stream.lead_consumer(self._drawn)
+        self._stream.lend(out)
         return out
 
+    def _drawn_images(self, images: list[EncodedImage]) -> torch.Tensor:
+        shown = images[0].view.shown
+        shape = (len(images), shown.height, shown.width, 3)
+        out = torch.empty(shape, dtype=torch.uint8, device=self._device)
+        decoded: dict[int, torch.Tensor] = {}
+        jpegs = [number for number, image in enumerate(images) if image.is_jpeg]
+        if jpegs and self._decoder is not None:
+            if self._drawn is not None:
+                self._drawn.synchronize()
+            decoded = _decoded(images, jpegs, self._decoder)
+            self._draw(list(decoded.values()), [images[number].view for number in decoded], out, list(decoded))
+        others = [number for number in range(len(images)) if number not in decoded]
+        if others:
+            self._fill(out, images, others)
+        return out.permute(0, 3, 1, 2)
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Place:
-    """An encoded image and the destination of its pixels."""
-
-    number: int
-    image: EncodedImage
-    out: torch.Tensor
-    """uint8 [3, H, W], on the device."""
-
-
-def _decode_on_device(places: list[_Place], decode: DeviceDecoder) -> list[_Place]:
-    """Decode a batch at once, or one by one if that fails; return the places that the device cannot decode."""
-    files = [torch.frombuffer(bytearray(place.image.data), dtype=torch.uint8) for place in places]
-    try:
-        decoded: list[torch.Tensor | None] = list(decode(files)) if files else []
-    except RuntimeError:
-        decoded = [_decoded_alone(file, decode) for file in files]
-    refused = []
-    for place, pixels in zip(places, decoded, strict=True):
-        if pixels is None:
-            refused.append(place)
+    def _fill(self, out: torch.Tensor, images: list[EncodedImage], numbers: list[int]) -> None:
+        """Copy the pixels of the images with these numbers, which the CPU decodes, to `out` with one copy."""
+        pins = self._device.type == "cuda"
+        pixels = torch.empty((len(numbers), *out.shape[1:]), dtype=torch.uint8, device="cpu", pin_memory=pins)
+        for place, number in enumerate(numbers):
+            np.copyto(pixels[place].numpy(), _pixels(images[number], number))
+        if len(numbers) == len(out):
+            out.copy_(pixels, non_blocking=pins)
         else:
-            _write_view(pixels, place)
-    return refused
+            places = torch.tensor(numbers, device="cpu", pin_memory=pins)
+            moved = (each.to(self._device, non_blocking=pins) for each in (places, pixels))
+            out.index_copy_(0, *moved)
+
+
+def _decoded(images: list[EncodedImage], numbers: list[int], decode: DeviceDecoder) -> dict[int, torch.Tensor]:
+    """Decode the images with these numbers at once, or one by one if that fails; leave out those that cannot be."""
+    files = [torch.frombuffer(bytearray(images[number].data), dtype=torch.uint8) for number in numbers]
+    try:
+        return dict(zip(numbers, decode(files), strict=True))
+    except RuntimeError:
+        alone = {number: _decoded_alone(file, decode) for number, file in zip(numbers, files, strict=True)}
+        return {number: pixels for number, pixels in alone.items() if pixels is not None}
 
 
 def _decoded_alone(file: torch.Tensor, decode: DeviceDecoder) -> torch.Tensor | None:
@@ -121,25 +147,14 @@ def _decoded_alone(file: torch.Tensor, decode: DeviceDecoder) -> torch.Tensor | 
         return None
 
 
-def _write_view(pixels: torch.Tensor, place: _Place) -> None:
-    """Crop, resize and mirror a whole image, uint8 [3, H, W], as its view says, like the resize of the CPU."""
-    view = place.image.view
-    box, shown = view.box, view.shown
-    region = pixels[:, box.top : box.top + box.height, box.left : box.left + box.width]
-    full = interpolate(region[None].float(), size=view.full, mode="bilinear", antialias=view.antialias)[0]
-    window = full[:, shown.top : shown.top + shown.height, shown.left : shown.left + shown.width]
-    place.out.copy_((window.flip(-1) if view.mirror else window).round().clamp(0, 255))
-
-
-def _pixels(place: _Place) -> np.ndarray[Any, np.dtype[np.uint8]]:
+def _pixels(image: EncodedImage, number: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
     """Return uint8 [height, width, 3] decoded by the CPU: by the worker, or here."""
-    view, data = place.image.view, place.image.data
-    shape = (view.shown.height, view.shown.width, 3)
-    if not place.image.is_jpeg:
-        return np.frombuffer(data, np.uint8).reshape(shape).copy()  # torch needs writable memory
+    shape = (image.view.shown.height, image.view.shown.width, 3)
+    if not image.is_jpeg:
+        return np.frombuffer(image.data, np.uint8).reshape(shape)
     pixels = np.empty(shape, np.uint8)
     try:
-        open_image(data).draw(view, pixels)
+        open_image(image.data).draw(image.view, pixels)
     except DecodeError as error:
-        raise SampleError(f"sample {place.number} of the batch, which GpuDecode left to the device: {error}") from error
+        raise SampleError(f"sample {number} of the batch, which GpuDecode left to the device: {error}") from error
     return pixels

@@ -65,18 +65,25 @@ class GpuDecode:
     at a smaller scale. Workers decode what the device does not support (other formats, CMYK, EXIF orientations,
     truncated files), and the error policy applies there. Without a `DevicePrefetcher`, a batch holds a list of bytes.
 
+    If the device decodes more slowly than the workers could, or the workers have nothing else to do, let both decode:
+    choose a `share` with which neither waits. Which JPEGs the device decodes depends on seed, epoch and sample only.
+
     Attributes:
         crop: The decoder that chooses the region.
+        share: The fraction of the JPEGs that the device decodes, in [0, 1]; workers decode the others.
 
     Raises:
-        ArgumentError: `crop` is neither a `RandomResizedCrop` nor a `ResizeCenterCrop`.
+        ArgumentError: `crop` is neither a `RandomResizedCrop` nor a `ResizeCenterCrop`, or `share` is not in [0, 1].
     """
 
     crop: RandomResizedCrop | ResizeCenterCrop
+    share: float = 1.0
 
     def __post_init__(self) -> None:
         if not isinstance(self.crop, RandomResizedCrop | ResizeCenterCrop):
             raise ArgumentError(f"crop must be a RandomResizedCrop or ResizeCenterCrop, got {self.crop!r}")
+        if not 0 <= self.share <= 1:
+            raise ArgumentError(f"share must be in [0, 1], got {self.share!r}")
 
     @property
     def limits(self) -> Limits:
@@ -88,7 +95,7 @@ class GpuDecode:
 
         Args:
             data: The bytes of one image.
-            rng: The generator that `crop` draws from.
+            rng: The generator that `crop` draws from, and then, if `share` is less than 1, which side decodes.
             claim: As for `open_image`.
 
         Raises:
@@ -98,7 +105,7 @@ class GpuDecode:
         crop = self.crop
         image = open_as(crop, data, claim)
         view = crop.draw_geometry(image.height, image.width, rng).view
-        if _device_can_decode(image):
+        if (self.share == 1 or rng.random() < self.share) and _device_can_decode(image):
             return EncodedImage(view=view, is_jpeg=True, data=data).to_bytes()
         pixels = np.empty(crop.output_shape, np.uint8)
         image.draw(view, pixels)

@@ -1,0 +1,53 @@
+"""Draws views of images that are on the device: crops, resizes and mirrors a whole batch."""
+
+import importlib.util
+import os
+import shutil
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch.nn.functional import interpolate
+
+from mpload.images.resize import View
+
+__all__ = ["DrawViews", "draw_each", "find_draw_views"]
+
+
+class DrawViews(Protocol):
+    """Draws the views of a batch, with the same filters as the CPU."""
+
+    def __call__(
+        self, images: Sequence[torch.Tensor], views: Sequence[View], out: torch.Tensor, numbers: Sequence[int], /
+    ) -> None:
+        """Queue the work on the current stream.
+
+        Args:
+            images: whole images, each uint8 RGB [3, H, W].
+            views: what to show of each image; all have windows of the same size.
+            out: uint8 [B, height, width, 3], contiguous.
+            numbers: the place in `out` of each image.
+        """
+
+
+def find_draw_views(device: torch.device) -> DrawViews:
+    """Return how to draw on `device`: with one kernel per batch where Triton can compile it, else several per image."""
+    has_compiler = bool(os.environ.get("CC")) or any(map(shutil.which, ("cc", "gcc", "clang")))
+    if device.type != "cuda" or not has_compiler or importlib.util.find_spec("triton") is None:
+        return draw_each
+    from mpload.device.view_kernel import draw_together  # noqa: PLC0415  needs the optional package triton
+
+    return draw_together
+
+
+def draw_each(
+    images: Sequence[torch.Tensor], views: Sequence[View], out: torch.Tensor, numbers: Sequence[int], /
+) -> None:
+    """Draw one view after another; see `DrawViews`."""
+    for image, view, number in zip(images, views, numbers, strict=True):
+        box, shown = view.box, view.shown
+        region = image[:, box.top : box.top + box.height, box.left : box.left + box.width]
+        full = interpolate(region[None].float(), size=view.full, mode="bilinear", antialias=view.antialias)[0]
+        window = full[:, shown.top : shown.top + shown.height, shown.left : shown.left + shown.width]
+        pixels = (window.flip(-1) if view.mirror else window).round().clamp(0, 255)
+        out[number].copy_(pixels.permute(1, 2, 0))
