@@ -1,39 +1,50 @@
 """What does it cost to have normalised batches ready on the device when the training loop asks for them?
 
-    python benchmarks/bench_device.py [--quick] [--cpu] [--batch-samples 8 16 ...]
+    python benchmarks/bench_device.py [--quick] [--cpu] [--gpu] [--batch-samples 8 16 ...] [--networks NAME ...]
 
 Each case runs in a fresh process; images are uint8 [224, 224, 3]. On any machine it measures the conversion to a
 normalised dtype on the CPU, fused and as the usual chain of torch operations, alone and after a loader of real JPEGs.
-With a GPU it also measures copies from pinned and pageable memory; a ResNet-50 training step (bfloat16) that is fed
-from the host in several ways, compared with a step whose batch is already on the device; training from a loader of real
-JPEGs; and JPEGs decoded by workers or by the GPU. Without a GPU it lists what it skips. Records:
-benchmarks/records/device.jsonl.
+With a GPU it also measures copies from pinned and pageable memory, the conversion there, and training steps of a
+ResNet-50 and a ViT-B (bfloat16, channels_last) that are fed from the host in several ways, compared with steps whose
+batch is already on the device. Without a GPU it lists what it skips. bench_device_peers.py trains from JPEGs.
+Records: benchmarks/records/device.jsonl.
 
 "hidden" is the fraction of the time for copy and conversion, measured alone, that does not make the step longer. "idle"
-is the fraction of the time in which the device had no step to run, measured by events around each step.
+is the fraction of the time in which the device had no step to run, measured by events around each step. Ways to feed a
+step take turns in one process, and figures are medians.
 """
 
 import argparse
 import json
-import os
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import psutil
 import torch
-from feeds import FEEDS, MEAN, SIZE, STD, HostBatches, TrainingStep, chain, pixels
+from feeds import (
+    FEEDS,
+    MEAN,
+    NETWORKS,
+    SIZE,
+    STD,
+    HostBatches,
+    TrainingStep,
+    chain,
+    pixels,
+    plain_batches,
+    resident_batches,
+)
 from records import write_record
 
-from mpload import DevicePrefetcher, GpuDecode, MPDataset, MPLoader, RandomResizedCrop, Topology, build_index
+from mpload import DevicePrefetcher, MPDataset, MPLoader, RandomResizedCrop, Topology, build_index
 from mpload.device.normalise import Normaliser
-from mpload.device.unpacking import device_decoder
 
 ROOT = Path(__file__).parents[1]
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "uint8": None}
@@ -101,16 +112,14 @@ def photo_loader(folder: Path, batch_samples: int, num_images: int) -> MPLoader:
     return MPLoader(photo_dataset(folder, batch_samples, num_images))
 
 
-def photo_dataset(
-    folder: Path, batch_samples: int, num_images: int, decode: Callable[..., Any] | None = None
-) -> MPDataset:
+def photo_dataset(folder: Path, batch_samples: int, num_images: int) -> MPDataset:
     sys.path.insert(0, str(ROOT))
     from tests.support.photos import make_photo_tree
 
     make_photo_tree(folder / "train", num_images=num_images, num_classes=8, seed=0)
     return MPDataset(
         build_index(folder / "train", folder / "train.txt"),
-        decode=decode or RandomResizedCrop(SIZE),
+        decode=RandomResizedCrop(SIZE),
         batch_size=batch_samples,
         shuffle=True,
         tail="drop",
@@ -127,96 +136,96 @@ def cpu_seconds() -> float:
 # On a GPU.
 
 
-def measure_copy(memory: str, dtype: str, batch_samples: int, num: int) -> dict[str, float]:
-    """Return the rate of copies to the device, by a plain `copy_` or by the prefetcher, and nothing else."""
-    batches = HostBatches(batch_samples, num, pinned=memory != "pageable", dtype=dtype)
-    num_bytes = batches.pairs[0][0].nbytes
-    if memory == "prefetcher":
-        loader = DevicePrefetcher(batches, device="cuda", dtype=None)
-        for _ in loader:
-            pass
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        for _ in loader:
-            pass
-        torch.cuda.synchronize()
-        seconds = (time.perf_counter() - start) / num
-    else:
-        source = batches.pairs[0][0]
-        target = torch.empty_like(source, device="cuda")
-        seconds = median_seconds(lambda: target.copy_(source, non_blocking=True), num, torch.cuda.synchronize)
+def bandwidth(work: Callable[[], object], num_bytes: int) -> float:
+    """Return the GB/s of work that is queued without waiting for it."""
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    work()
+    torch.cuda.synchronize()
+    return num_bytes / (time.perf_counter() - start) / 1e9
+
+
+def measure_copy(batch_samples: int, num: int, *, rounds: int = 5) -> dict[str, float]:
+    """Return the rates of copies to the device: by a plain `copy_`, and by the prefetcher. They take turns."""
+    pinned = HostBatches(batch_samples, num)
+    pageable = HostBatches(batch_samples, num, pinned=False)
+    target = torch.empty_like(pinned.pairs[0][0], device="cuda")
+    prefetcher = DevicePrefetcher(pinned, device="cuda", dtype=None)
+    for images, _ in prefetcher:  # right pixels?
+        if not torch.equal(images.cpu(), pinned.pairs[0][0]) and not torch.equal(images.cpu(), pinned.pairs[1][0]):
+            raise SystemExit("the prefetcher delivers wrong pixels")
+
+    def copies(batches: HostBatches) -> None:
+        for images, _ in batches:
+            target.copy_(images, non_blocking=True)
+
+    ways: dict[str, Callable[[], object]] = {
+        "pinned": lambda: copies(pinned),
+        "pageable": lambda: copies(pageable),
+        "prefetcher": lambda: [None for _ in prefetcher],
+    }
+    found: dict[str, list[float]] = {way: [] for way in ways}
+    for _ in range(rounds):
+        for way, work in ways.items():
+            found[way].append(bandwidth(work, num * target.nbytes))
+    ratios = [ours / bare for ours, bare in zip(found["prefetcher"], found["pinned"], strict=True)]
     return {
-        "gb_per_second": round(num_bytes / seconds / 1e9, 2),
-        "us_per_batch": round(seconds * 1e6, 1),
-        "images_per_second": round(batch_samples / seconds),
+        **{f"{way}_gb_per_second": round(statistics.median(rates), 2) for way, rates in found.items()},
+        "prefetcher_to_pinned": round(statistics.median(ratios), 3),
     }
 
 
-def measure_convert_gpu(how: str, dtype: str, batch_samples: int, num: int) -> dict[str, float]:
-    images, target = pixels(batch_samples).cuda(), DTYPES[dtype] or torch.uint8
-    out = torch.empty(images.shape, dtype=target, memory_format=torch.channels_last, device="cuda")
-    normaliser = Normaliser(dtype=target, mean=MEAN, std=STD)
-    work: Callable[[], object] = lambda: chain(images).to(target)  # noqa: E731
-    if how == "fused":
-        work = lambda: normaliser.write(images, out)  # noqa: E731
-    seconds = median_seconds(work, num, torch.cuda.synchronize)
-    return {"us_per_batch": round(seconds * 1e6, 1)}
+def measure_convert_gpu(batch_samples: int, num: int) -> dict[str, float]:
+    """Return the time of a conversion to bfloat16, in one kernel and as the usual chain, beside that of a copy."""
+    images = pixels(batch_samples).cuda()
+    out = torch.empty(images.shape, dtype=torch.bfloat16, memory_format=torch.channels_last, device="cuda")
+    normaliser = Normaliser(dtype=torch.bfloat16, mean=MEAN, std=STD)
+    twin = out.clone()
+    ways: dict[str, Callable[[], object]] = {
+        "fused": lambda: normaliser.write(images, out),
+        "chain": lambda: chain(images).to(torch.bfloat16),
+        "copy": lambda: twin.copy_(out),
+    }
+    figures = {}
+    for way, work in ways.items():
+        before, behind = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        for _ in range(3):
+            work()
+        before.record()
+        for _ in range(num):
+            work()
+        behind.record()
+        torch.cuda.synchronize()
+        figures[f"{way}_us_per_batch"] = round(1e3 * before.elapsed_time(behind) / num, 1)
+    largest = (out.float() - chain(images)).abs().max().item()
+    if largest > 0.02:
+        raise SystemExit(f"the conversion is wrong by up to {largest}")
+    return figures
 
 
-def measure_step(feed: str, batch_samples: int, num: int, dtype: str = "uint8") -> dict[str, float]:
-    """Return the time of a training step whose batches come from pinned host memory."""
-    step = TrainingStep()
-    torch.cuda.reset_peak_memory_stats()
-    for images, labels in FEEDS[feed](HostBatches(batch_samples, num, dtype=dtype)):
+def measure_steps(network: str, batch_samples: int, num: int, *, rounds: int = 4) -> dict[str, float]:
+    """Return the times of training steps that are fed from pinned host memory in several ways, which take turns."""
+    step = TrainingStep(network)
+    for images, labels in FEEDS["resident"](HostBatches(batch_samples, 8)):  # cuDNN chooses its algorithms
         step(images, labels)
-    return {**step.figures(), "peak_device_bytes": torch.cuda.max_memory_allocated()}
-
-
-def measure_train_photos(feed: str, batch_samples: int, num: int) -> dict[str, float]:
-    """Return images/s of training on real JPEGs, with an MPLoader or with a stock DataLoader and `pin_memory`."""
-    from torch.utils.data import DataLoader
-
-    step = TrainingStep()
-    with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
-        dataset = photo_dataset(Path(name), batch_samples, num)
-        num_workers = len(os.sched_getaffinity(0))
-        source: Iterable[Any] = (
-            stack.enter_context(MPLoader(dataset, num_workers=num_workers))
-            if feed == "prefetcher"
-            else DataLoader(dataset, batch_size=None, num_workers=num_workers, pin_memory=True, persistent_workers=True)
-        )
-        num_images, start = 0, 0.0
-        for epoch in range(4):
-            if epoch == 1:  # epoch 0 warms the caches, and cuDNN chooses its algorithms
-                torch.cuda.synchronize()
-                start = time.perf_counter()
-            for images, labels in FEEDS[feed](source):
+    step.times(skip=0)
+    totals: dict[str, list[float]] = {feed: [] for feed in FEEDS}
+    idle: dict[str, list[float]] = {feed: [] for feed in FEEDS}
+    host = HostBatches(batch_samples, num)
+    made = {feed: make(host) for feed, make in FEEDS.items() if make not in {resident_batches, plain_batches}}
+    for _ in range(rounds):
+        for feed, make in FEEDS.items():
+            for images, labels in made.get(feed) or make(host):
                 step(images, labels)
-                num_images += len(images) if epoch else 0
-        torch.cuda.synchronize()
-        rate = num_images / (time.perf_counter() - start)
-    return {"images_per_second": round(rate, 1), **step.figures()}
-
-
-def measure_decode(where: str, batch_samples: int, num: int) -> dict[str, float]:
-    """Return images/s for real JPEGs that become bfloat16 on the device, decoded by workers or by the device."""
-    crop = RandomResizedCrop(SIZE)
-    decode = GpuDecode(crop) if where == "device" else crop
-    with (
-        tempfile.TemporaryDirectory() as name,
-        MPLoader(photo_dataset(Path(name), batch_samples, num, decode)) as loader,
-    ):
-        batches = DevicePrefetcher(loader, device="cuda", dtype=torch.bfloat16, mean=MEAN, std=STD)
-        num_images, start = 0, 0.0
-        for epoch in range(4):
-            if epoch == 1:
-                torch.cuda.synchronize()
-                start = time.perf_counter()
-            for images, _ in batches:
-                num_images += len(images) if epoch else 0
-        torch.cuda.synchronize()
-        seconds = time.perf_counter() - start
-    return {"images_per_second": round(num_images / seconds, 1)}
+            each, busy = step.times(skip=num // 4)
+            totals[feed] += each
+            idle[feed].append(1 - sum(busy) / sum(each))
+    figures = {}
+    for feed in FEEDS:
+        name = feed.replace(" ", "_")
+        figures[f"{name}_step_ms"] = round(statistics.median(totals[feed]), 3)
+        figures[f"{name}_idle_fraction"] = round(max(0.0, statistics.median(idle[feed])), 4)
+    return figures
 
 
 MEASURES: dict[str, Callable[..., dict[str, float]]] = {
@@ -224,9 +233,7 @@ MEASURES: dict[str, Callable[..., dict[str, float]]] = {
     "photos": measure_photos,
     "copy": measure_copy,
     "convert on the device": measure_convert_gpu,
-    "step": measure_step,
-    "train from photos": measure_train_photos,
-    "decode": measure_decode,
+    "steps": measure_steps,
 }
 
 
@@ -241,66 +248,59 @@ def cpu_cases(*, is_quick: bool) -> Iterator[dict[str, Any]]:
         yield {"measure": "photos", "how": how, "batch_samples": 32, "num": 64 if is_quick else 512}
 
 
-def gpu_cases(batch_sizes: Sequence[int], *, is_quick: bool) -> Iterator[dict[str, Any]]:
-    can_decode = device_decoder(torch.device("cuda")) is not None
-    if not can_decode:
-        print("skipped, because it needs torchvision with nvJPEG: decoding on the device")
+def gpu_cases(batch_sizes: Sequence[int], networks: Sequence[str], *, is_quick: bool) -> Iterator[dict[str, Any]]:
     for batch_samples in batch_sizes:
-        sizes = {"batch_samples": batch_samples, "num": 20 if is_quick else 100}
-        for memory in ("pinned", "pageable", "prefetcher"):
-            for dtype in ("uint8", "float32"):
-                yield {"measure": "copy", "memory": memory, "dtype": dtype, **sizes}
-        for how in ("fused", "chain"):
-            yield {"measure": "convert on the device", "how": how, "dtype": "bfloat16", **sizes}
-        for feed in FEEDS:
-            yield {"measure": "step", "feed": feed, **sizes}
-        yield {"measure": "step", "feed": "plain", "dtype": "float32", **sizes}
-        photos = {"batch_samples": batch_samples, "num": 512 if is_quick else 4096}
-        for where in ("cpu", "device") if can_decode else ("cpu",):
-            yield {"measure": "decode", "where": where, **photos}
-        for feed in ("prefetcher", "data_prefetcher", "plain"):
-            yield {"measure": "train from photos", "feed": feed, **photos}
+        num = 20 if is_quick else max(20, min(100, 6400 // batch_samples))
+        yield {"measure": "copy", "batch_samples": batch_samples, "num": num}
+        yield {"measure": "convert on the device", "batch_samples": batch_samples, "num": num}
+        for network in networks:
+            yield {"measure": "steps", "network": network, "batch_samples": batch_samples, "num": min(num, 40)}
 
 
 def hidden_fractions(results: list[tuple[dict[str, Any], dict[str, float]]]) -> Iterator[dict[str, Any]]:
-    """Yield, for each feed, the fraction of copy and conversion that is hidden behind the step."""
-
-    def found(figure: str, **case: Any) -> float:
-        return next(figures[figure] for each, figures in results if case.items() <= each.items())
-
+    """Yield, for each network and batch size, the fraction of copy and conversion that each feed hides."""
+    alone: dict[int, float] = defaultdict(float)
     for case, figures in results:
-        if case["measure"] != "step" or case["feed"] == "resident" or "dtype" in case:
-            continue
-        size = {"batch_samples": case["batch_samples"]}
-        work_ms = 1e-3 * (
-            found("us_per_batch", measure="copy", memory="pinned", dtype="uint8", **size)
-            + found("us_per_batch", measure="convert on the device", how="fused", **size)
-        )
-        longer_ms = figures["step_ms"] - found("step_ms", measure="step", feed="resident", **size)
-        hidden = round(1 - max(0.0, longer_ms) / work_ms, 3)
-        yield {"measure": "hidden", "feed": case["feed"], **size, "hidden_fraction": hidden}
+        size = case["batch_samples"]
+        if case["measure"] == "copy":
+            alone[size] += size * 3 * SIZE**2 / figures["pinned_gb_per_second"] / 1e6
+        elif case["measure"] == "convert on the device":
+            alone[size] += figures["fused_us_per_batch"] / 1e3
+    for case, figures in results:
+        if case["measure"] == "steps":
+            found = {"measure": "hidden", **{key: case[key] for key in ("network", "batch_samples")}}
+            work_ms = alone[case["batch_samples"]]
+            for feed in FEEDS:
+                longer_ms = figures[f"{feed.replace(' ', '_')}_step_ms"] - figures["resident_step_ms"]
+                if feed != "resident":
+                    yield {
+                        **found,
+                        "feed": feed,
+                        "work_ms": work_ms,
+                        "hidden_fraction": 1 - max(0.0, longer_ms) / work_ms,
+                    }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer images; write no record")
     parser.add_argument("--cpu", action="store_true", help="run only the cases that need no GPU")
-    parser.add_argument(
-        "--batch-samples", type=int, nargs="+", metavar="N", help="run only the GPU cases, with these batch sizes"
-    )
+    parser.add_argument("--gpu", action="store_true", help="run only the cases that need a GPU")
+    parser.add_argument("--batch-samples", type=int, nargs="+", metavar="N", help="batch sizes of the GPU cases")
+    parser.add_argument("--networks", nargs="*", choices=NETWORKS, default=list(NETWORKS))
     parser.add_argument("--case", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.case:
         case = json.loads(arguments.case)
         print(json.dumps(MEASURES[case.pop("measure")](**case)))
         return
-    cases = [] if arguments.batch_samples else [("cpu", case) for case in cpu_cases(is_quick=arguments.quick)]
+    cases = [] if arguments.gpu else [("cpu", case) for case in cpu_cases(is_quick=arguments.quick)]
     if torch.cuda.is_available() and not arguments.cpu:
         name = torch.cuda.get_device_name()
         sizes = arguments.batch_samples or ([64] if arguments.quick else [8, 16, 32, 64, 128, 256])
-        cases += [(name, case) for case in gpu_cases(sizes, is_quick=arguments.quick)]
+        cases += [(name, case) for case in gpu_cases(sizes, arguments.networks, is_quick=arguments.quick)]
     else:
-        print("skipped, because they need a GPU: copies, overlap with a training step, training, decoding on the GPU")
+        print("skipped, because they need a GPU: copies, conversion on the device, overlap with a training step")
     results = []
     for device, case in cases:
         command = [sys.executable, "-W", "ignore", __file__, "--case", json.dumps(case)]
@@ -313,8 +313,8 @@ def main() -> None:
     for found in hidden_fractions(results):
         print(json.dumps(found))
         if not arguments.quick:
-            fraction = found.pop("hidden_fraction")
-            write_record("device", {"device": cases[-1][0], **found}, {"hidden_fraction": fraction})
+            figures = {name: round(found.pop(name), 3) for name in ("work_ms", "hidden_fraction")}
+            write_record("device", {"device": cases[-1][0], **found}, figures)
 
 
 if __name__ == "__main__":

@@ -2,14 +2,27 @@
 
 import statistics
 from collections.abc import Callable, Iterable, Iterator
+from itertools import pairwise
 from typing import Any
 
 import torch
-from resnet import resnet50
+from networks import resnet50, vit_b
 
 from mpload import DevicePrefetcher
 
-__all__ = ["FEEDS", "MEAN", "SIZE", "STD", "HostBatches", "TrainingStep", "chain", "pixels"]
+__all__ = [
+    "FEEDS",
+    "MEAN",
+    "NETWORKS",
+    "SIZE",
+    "STD",
+    "HostBatches",
+    "TrainingStep",
+    "chain",
+    "pixels",
+    "plain_batches",
+    "resident_batches",
+]
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 SIZE = 224
@@ -100,12 +113,15 @@ FEEDS: dict[str, Callable[[Iterable[Any]], Iterable[Any]]] = {
 }
 
 
-class TrainingStep:
-    """Forward pass, backward pass and SGD of a ResNet-50 in bfloat16, with an event before and after each step."""
+NETWORKS: dict[str, Callable[[], torch.nn.Module]] = {"ResNet-50": resnet50, "ViT-B": vit_b}
 
-    def __init__(self) -> None:
+
+class TrainingStep:
+    """Forward pass, backward pass and SGD of a network in bfloat16, with an event before and after each step."""
+
+    def __init__(self, network: str = "ResNet-50") -> None:
         torch.backends.cudnn.benchmark = True
-        self.model = resnet50().cuda().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.model = NETWORKS[network]().cuda().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01, momentum=0.9)
         self.events: list[tuple[Any, Any]] = []
 
@@ -120,10 +136,15 @@ class TrainingStep:
         behind.record()
         self.events.append((before, behind))
 
+    def times(self, *, skip: int) -> tuple[list[float], list[float]]:
+        """Return the milliseconds from each step's start to the next, and those in which it ran; forget the steps."""
+        torch.cuda.synchronize()
+        events, self.events = self.events[skip:], []
+        totals = [one[0].elapsed_time(other[0]) for one, other in pairwise(events)]
+        return totals, [before.elapsed_time(behind) for before, behind in events[:-1]]
+
     def figures(self) -> dict[str, float]:
         """Return the mean time from one step's start to the next, and the fraction of it without a step running."""
-        torch.cuda.synchronize()
-        events = self.events[len(self.events) // 4 :]  # during the first steps cuDNN chooses its algorithms
-        total = events[0][0].elapsed_time(events[-1][0]) / (len(events) - 1)
-        busy = statistics.mean(before.elapsed_time(behind) for before, behind in events[:-1])
-        return {"step_ms": round(total, 3), "idle_fraction": round(max(0.0, 1 - busy / total), 4)}
+        totals, busy = self.times(skip=len(self.events) // 4)  # during the first steps cuDNN chooses its algorithms
+        idle = max(0.0, 1 - sum(busy) / sum(totals))
+        return {"step_ms": round(statistics.mean(totals), 3), "idle_fraction": round(idle, 4)}

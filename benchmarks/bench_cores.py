@@ -1,0 +1,232 @@
+"""How does a loader's rate grow with its workers, on a machine that has the cores?
+
+    python benchmarks/bench_cores.py --data DIR [--workers 1 2 4 8 16] [--only NAME ...] [--rounds 3] [--seconds 2.5]
+    python benchmarks/bench_cores.py --quick
+
+Contestants make random crops of 224 x 224 from photographs of ImageNet's sizes. "loops" is no loader: as many processes
+as there are workers, and each decodes with mpload's codec into memory of its own, so that nothing but the machine's
+cores, caches and memory limits it. "copies" is the machine's memory bandwidth: as many processes copy arrays that are
+larger than the caches. The contestants take turns. Each turn starts a process, which runs one second unmeasured, and
+then `--seconds`. The machine needs a core for the training process beside those of the workers; where there are as many
+workers as cores, they share them. Records: benchmarks/records/cores.jsonl.
+"""
+
+import argparse
+import importlib
+import json
+import multiprocessing
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+from records import write_record
+
+ROOT = Path(__file__).parents[1]
+BATCH_SIZE = 256
+COPY_BYTES = 256 << 20
+WARM_SECONDS = 1.0
+LOADERS = {
+    "mpload": ("ours", "mpload"),
+    "DataLoader, simplejpeg": ("stock", "DataLoader, simplejpeg"),
+    "SPDL, simplejpeg": ("spdls", "SPDL, simplejpeg"),
+}
+"""Name -> module of benchmarks/peers and name of the contestant there."""
+
+
+# The process of a contestant.
+
+
+def run_loader(name: str, data: Path, num_workers: int, seconds: float) -> dict[str, float]:
+    """Return the images/s of a loader, and the CPU time it takes."""
+    from peers.race import Output, Race
+
+    module, contestant = LOADERS[name]
+    race = Race(data=data, output=Output.UINT8, batch_size=BATCH_SIZE, num_workers=num_workers)
+    epoch = importlib.import_module(f"peers.{module}").CONTESTANTS[contestant].start(race)
+    begun, num_images, cpu, own_cpu = 0.0, 0, 0.0, 0.0
+    warm = time.perf_counter() + WARM_SECONDS
+    for images, _ in endless(epoch):
+        now = time.perf_counter()
+        if begun:
+            num_images += len(images)
+            if now - begun >= seconds:
+                break
+        elif now >= warm:
+            begun, cpu, own_cpu = now, tree_cpu_seconds(), time.process_time()
+    taken = time.perf_counter() - begun
+    return {
+        "images_per_second": round(num_images / taken, 1),
+        "cpu_us_per_image": round(1e6 * (tree_cpu_seconds() - cpu) / num_images, 1),
+        "own_cpu_us_per_image": round(1e6 * (time.process_time() - own_cpu) / num_images, 2),
+    }
+
+
+def endless(epoch: Callable[[int], Iterator[Any]]) -> Iterator[Any]:
+    number = 0
+    while True:
+        yield from epoch(number)
+        number += 1
+
+
+def run_many(work: Callable[[float], float], num_workers: int, seconds: float) -> float:
+    """Run `work(seconds)` in as many processes at once; return the sum of the rates that they return."""
+    fork = multiprocessing.get_context("fork")
+    barrier, queue = fork.Barrier(num_workers), fork.Queue()
+
+    def process() -> None:
+        work(WARM_SECONDS)
+        barrier.wait(60)
+        queue.put(work(seconds))
+
+    started = [fork.Process(target=process) for _ in range(num_workers)]
+    for each in started:
+        each.start()
+    rates = [queue.get(timeout=120) for _ in started]
+    for each in started:
+        each.join(60)
+    return sum(rates)
+
+
+def loop(paths: list[Path], seconds: float) -> float:
+    """Return the images/s of a loop that reads and decodes photographs in a random order."""
+    import mpload
+
+    crop, rng = mpload.RandomResizedCrop(224), np.random.default_rng(os.getpid())
+    out = np.empty((BATCH_SIZE, 224, 224, 3), np.uint8)
+    start, num_images = time.perf_counter(), 0
+    while (taken := time.perf_counter() - start) < seconds:
+        data = paths[rng.integers(len(paths))].read_bytes()
+        crop(data, rng, out=out[num_images % BATCH_SIZE])
+        num_images += 1
+    return num_images / taken
+
+
+def copy(num_bytes: int, seconds: float) -> float:
+    """Return the GB/s of copies, counting bytes read and bytes written."""
+    source, target = np.ones(num_bytes, np.uint8), np.zeros(num_bytes, np.uint8)
+    start, num_copies = time.perf_counter(), 0
+    while (taken := time.perf_counter() - start) < seconds:
+        np.copyto(target, source)
+        num_copies += 1
+    return 2e-9 * num_copies * num_bytes / taken
+
+
+def tree_cpu_seconds() -> float:
+    this = psutil.Process()
+    times = [process.cpu_times() for process in (this, *this.children(recursive=True))]
+    return float(sum(each.user + each.system for each in times))
+
+
+def contestant(name: str, data: Path, num_workers: int, seconds: float) -> dict[str, float]:
+    if name == "copies":
+        return {"gb_per_second": round(run_many(partial(copy, COPY_BYTES), num_workers, seconds), 2)}
+    if name == "loops":
+        paths = sorted((data / "photos").rglob("*.JPEG"))
+        return {"images_per_second": round(run_many(partial(loop, paths), num_workers, seconds), 1)}
+    return run_loader(name, data, num_workers, seconds)
+
+
+# The benchmark.
+
+
+def make_photos(data: Path, num_images: int) -> None:
+    """Write the photographs and the index, unless they exist."""
+    import mpload
+
+    sys.path.insert(0, str(ROOT))
+    from tests.support.photos import make_photo_tree
+
+    num_parts = 16
+    if not (data / "train.txt").exists():
+        with ProcessPoolExecutor() as pool:
+            parts = [
+                pool.submit(
+                    make_photo_tree,
+                    data / "photos" / f"part{seed:02}",
+                    num_images=max(1, num_images // num_parts),
+                    num_classes=1,
+                    seed=seed,
+                    grain=10,
+                )
+                for seed in range(num_parts)
+            ]
+            for part in parts:
+                part.result()
+        for number in range(num_parts):  # one folder per class, as the contestants expect
+            (data / "photos" / f"part{number:02}" / "n00000000").rename(data / "photos" / f"n{number:08}")
+            (data / "photos" / f"part{number:02}").rmdir()
+        mpload.build_index(data / "photos", data / "train.txt")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="few images, short turns; write no record")
+    parser.add_argument("--data", type=Path, help="folder that keeps the photographs; default: a temporary one")
+    parser.add_argument("--num-images", type=int, default=8192)
+    parser.add_argument("--workers", type=int, nargs="+", default=[1, 2, 4, 8, 16])
+    parser.add_argument("--only", nargs="+", metavar="NAME", default=["mpload", "loops", "copies", *LOADERS])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=2.5, help="length of a turn")
+    parser.add_argument("--case", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.case:
+        name, num_workers = json.loads(arguments.case)
+        print(json.dumps(contestant(name, arguments.data, num_workers, arguments.seconds)))
+        return
+    if arguments.quick:
+        arguments.num_images, arguments.workers, arguments.rounds, arguments.seconds = 64, [1, 2], 1, 0.2
+        arguments.only = ["mpload", "loops", "copies"]
+    with tempfile.TemporaryDirectory() as temporary:
+        data = (arguments.data or Path(temporary)).absolute()
+        make_photos(data, arguments.num_images)
+        names = list(dict.fromkeys(arguments.only))
+        cases = [(name, num_workers) for num_workers in arguments.workers for name in names]
+        results: dict[tuple[str, int], list[dict[str, float]]] = {case: [] for case in cases}
+        for number in range(arguments.rounds):
+            for case in random.Random(number).sample(cases, len(cases)):
+                found = turn(case, data, arguments.seconds)
+                print(json.dumps([*case, found]), flush=True)
+                results[case] += [found] if found else []
+    for (name, num_workers), turns in results.items():
+        if not turns:
+            continue
+        figures: dict[str, Any] = {key: statistics.median(each[key] for each in turns) for key in turns[0]}
+        rate = "gb_per_second" if name == "copies" else "images_per_second"
+        figures["turns"] = [each[rate] for each in turns]
+        described = {
+            "contestant": name,
+            "num_workers": num_workers,
+            "batch_size": BATCH_SIZE,
+            "num_images": arguments.num_images,
+        }
+        print(json.dumps({**described, **figures}))
+        if not arguments.quick:
+            write_record("cores", described, figures)
+
+
+def turn(case: tuple[str, int], data: Path, seconds: float) -> dict[str, float]:
+    """Return the figures of a contestant, or nothing if it fails: its packages may not be installed."""
+    command = [sys.executable, "-W", "ignore", __file__, "--case", json.dumps(case)]
+    options = ["--data", str(data), "--seconds", str(seconds)]
+    try:
+        done = subprocess.run([*command, *options], capture_output=True, text=True, check=True, timeout=120)
+    except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
+        print(f"{case} failed: {str(error.stderr)[-300:]}")
+        return {}
+    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+if __name__ == "__main__":
+    main()
