@@ -95,7 +95,7 @@ def run_many(work: Callable[[float], float], num_workers: int, seconds: float) -
     rates = [queue.get(timeout=120) for _ in started]
     for each in started:
         each.join(60)
-    return sum(rates)
+    return float(sum(rates))
 
 
 def loop(paths: list[Path], seconds: float) -> float:

@@ -116,6 +116,37 @@ def test_workers_decode_what_the_device_does_not_support(
     assert np.array_equal(images[0].permute(1, 2, 0).numpy(), called(crop, data))
 
 
+def test_a_share_of_the_jpegs_is_left_to_the_device_and_the_others_have_the_pixels_of_the_crop(
+    specials: dict[str, Path],
+) -> None:
+    data, crop = specials["jpeg_420"].read_bytes(), RandomResizedCrop(32)
+    decode = GpuDecode(crop, share=0.3)
+    samples = [decode(data, np.random.default_rng(seed)) for seed in range(200)]
+    assert samples == [decode(data, np.random.default_rng(seed)) for seed in range(200)]
+    left = [EncodedImage.of(sample).is_jpeg for sample in samples]
+    assert 40 <= sum(left) <= 80
+    assert {EncodedImage.of(called_encoded(crop, data, seed)).view for seed in range(200)} == {
+        EncodedImage.of(sample).view for sample in samples
+    }
+    images = Unpacker(CPU, find_decoder=lambda _: decode_whole)([samples])[0].permute(0, 2, 3, 1).numpy()
+    for seed, (image, is_left) in enumerate(zip(images, left, strict=True)):
+        assert is_left or np.array_equal(image, called(crop, data, seed))
+
+
+@pytest.mark.parametrize(("share", "is_left"), [(0, False), (1, True)])
+def test_a_share_of_none_or_all_is_exact(specials: dict[str, Path], share: float, is_left: bool) -> None:
+    decode = GpuDecode(RandomResizedCrop(32), share=share)
+    data = specials["jpeg_420"].read_bytes()
+    samples = [decode(data, np.random.default_rng(seed)) for seed in range(50)]
+    assert {EncodedImage.of(sample).is_jpeg for sample in samples} == {is_left}
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.1, float("nan")])
+def test_a_share_that_is_no_fraction_is_refused(share: float) -> None:
+    with pytest.raises(ArgumentError, match=r"share must be in \[0, 1\], got"):
+        GpuDecode(RandomResizedCrop(8), share=share)
+
+
 @pytest.mark.processes
 def test_a_truncated_file_is_handled_by_the_workers_error_policy(
     specials: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -1,0 +1,116 @@
+"""Images that a GPU decodes: drawn by one kernel, in memory that nobody else writes to."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+import torch
+
+from mpload import DevicePrefetcher, GpuDecode, MPDataset, MPLoader, RandomResizedCrop, Topology, build_index
+from mpload.device.drawing import draw_each, find_draw_views
+from mpload.device.unpacking import Unpacker, device_decoder
+from mpload.images.resize import Box, View
+from tests.support.large_batches import DEVICE, keep_busy
+
+pytestmark = pytest.mark.gpu
+
+
+def random_views(num: int) -> tuple[list[torch.Tensor], list[View]]:
+    """Return images of random sizes on the device, and views of them: 24 x 40, of whole boxes or windows of them."""
+    rng = np.random.default_rng(0)
+    images, views = [], []
+    for number in range(num):
+        height, width = (int(size) for size in rng.integers(20, 900, 2))
+        images.append(torch.from_numpy(rng.integers(0, 256, (3, height, width), np.uint8)).to(DEVICE))
+        box_height, box_width = int(rng.integers(1, height + 1)), int(rng.integers(1, width + 1))
+        top, left = int(rng.integers(height - box_height + 1)), int(rng.integers(width - box_width + 1))
+        window = Box(top=5, left=7, height=24, width=40) if number % 3 == 0 else None
+        views.append(
+            View(
+                box=Box(top=top, left=left, height=box_height, width=box_width),
+                full=(50, 60) if window else (24, 40),
+                window=window,
+                mirror=number % 2 == 1,
+                antialias=number % 4 < 2,
+            )
+        )
+    return images, views
+
+
+def test_one_kernel_draws_the_same_pixels_as_many() -> None:
+    if find_draw_views(DEVICE) is draw_each:
+        pytest.skip("needs CUDA, Triton and a C compiler")
+    images, views = random_views(60)
+    numbers = list(range(61, 1, -1))
+    outs = [torch.full((62, 24, 40, 3), 7, dtype=torch.uint8, device=DEVICE) for _ in range(2)]
+    for draw, out in zip((draw_each, find_draw_views(DEVICE)), outs, strict=True):
+        draw(images, views, out, numbers)
+    difference = (outs[0].int() - outs[1].int()).abs()
+    assert difference.max() <= 1  # ties, and sums in another order
+    assert difference.float().mean() < 0.02
+    assert bool((outs[1][:2] == 7).all())
+
+
+def late_decoder(_: torch.device) -> Any:
+    """Return a decoder that behaves like torchvision's: it writes, on its own stream, to memory of the current one."""
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    keys: dict[bytes, int] = {}
+
+    def decode(files: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        sizes = [np.shape(cv2.imdecode(file.numpy(), cv2.IMREAD_COLOR))[:2] for file in files]
+        images = [torch.empty((3, *size), dtype=torch.uint8, device=DEVICE) for size in sizes]
+        with torch.cuda.stream(stream):
+            for image, file in zip(images, files, strict=True):
+                image.fill_(keys.setdefault(file.numpy().tobytes(), len(keys) % 251))
+            done = stream.record_event()
+        torch.cuda.current_stream().wait_event(done)
+        return images
+
+    return decode
+
+
+@pytest.mark.skipif(DEVICE.type != "cuda", reason="needs CUDA")
+def test_images_are_not_overwritten_while_a_slow_consumer_delays_their_batch(photo_tree: Path) -> None:
+    files = [path.read_bytes() for path in sorted(photo_tree.rglob("*.JPEG"))]
+    decode = GpuDecode(RandomResizedCrop(224))
+    samples = [
+        decode(data + bytes([0, number]) + b"\xff\xd9", np.random.default_rng(number))
+        for number in range(24)
+        for data in files[:1]
+    ]
+    batches = [samples[first : first + 4] for first in range(0, 24, 4)] * 3
+    loader = DevicePrefetcher(batches, device=DEVICE, dtype=None)
+    loader._unpack = Unpacker(loader.device, find_decoder=late_decoder)
+    seen = []
+    for images in loader:
+        keep_busy()
+        seen.append(images.clone())
+    colors = [[int(image.unique().item()) for image in images] for images in seen]
+    assert colors == [list(range(first, first + 4)) for first in range(0, 24, 4)] * 3
+
+
+@pytest.mark.skipif(DEVICE.type != "cuda", reason="needs CUDA")
+def test_a_slow_consumer_gets_the_images_that_a_fast_one_gets(photo_tree: Path) -> None:
+    if device_decoder(DEVICE) is None:
+        pytest.skip("torchvision with nvJPEG cannot be imported")
+    index = build_index(photo_tree, photo_tree.with_name("decoded.txt"))
+
+    def run(share: float, *, is_slow: bool) -> list[torch.Tensor]:
+        decode = GpuDecode(RandomResizedCrop(96), share=share)
+        dataset = MPDataset(index, decode=decode, batch_size=6, shuffle=True, topology=Topology())
+        seen = []
+        with MPLoader(dataset, num_workers=2) as inner:
+            for images, _ in DevicePrefetcher(inner, device=DEVICE, dtype=None):
+                if is_slow:
+                    keep_busy()
+                seen.append(images.clone())
+        return seen
+
+    for share in (1.0, 0.5):
+        fast, slow = run(share, is_slow=False), run(share, is_slow=True)
+        assert all(torch.equal(one, other) for one, other in zip(fast, slow, strict=True))
+        assert not any(torch.equal(one, other) for one, other in pairwise(fast) if one.shape == other.shape)
