@@ -5,12 +5,20 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import cv2
 import numpy as np
 import pytest
 import torch
 
-from mpload import DevicePrefetcher, GpuDecode, MPDataset, MPLoader, RandomResizedCrop, Topology, build_index
+from mpload import (
+    DevicePrefetcher,
+    GpuDecode,
+    ImageDecoder,
+    MPDataset,
+    MPLoader,
+    RandomResizedCrop,
+    Topology,
+    build_index,
+)
 from mpload.device.drawing import draw_each, find_draw_views
 from mpload.device.unpacking import Unpacker, device_decoder
 from mpload.images.resize import Box, View
@@ -61,7 +69,7 @@ def late_decoder(_: torch.device) -> Any:
     keys: dict[bytes, int] = {}
 
     def decode(files: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        sizes = [np.shape(cv2.imdecode(file.numpy(), cv2.IMREAD_COLOR))[:2] for file in files]
+        sizes = [ImageDecoder()(file.numpy().tobytes()).shape[:2] for file in files]
         images = [torch.empty((3, *size), dtype=torch.uint8, device=DEVICE) for size in sizes]
         with torch.cuda.stream(stream):
             for image, file in zip(images, files, strict=True):
