@@ -186,7 +186,8 @@ class Carrier:
     def _spec(self, tensor: torch.Tensor) -> TensorSpec:
         if self._normaliser is None or not self._normaliser.takes(tensor):
             return TensorSpec.of(tensor)
-        return TensorSpec(shape=tuple(tensor.shape), dtype=self._normaliser.dtype, channels_last=self._channels_last)
+        order = (0, 2, 3, 1) if self._channels_last else (0, 1, 2, 3)
+        return TensorSpec(shape=tuple(tensor.shape), dtype=self._normaliser.dtype, order=order)
 
     def _copy(self, source: torch.Tensor, target: torch.Tensor) -> None:
         target.copy_(source, non_blocking=self._stream.is_async)

@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from typing import Any, Generic
 
@@ -75,7 +76,8 @@ class _Received(Iterator[Any]):
         self.close = batches.close
 
     def __next__(self) -> Any:
-        batch = next(self._batches)
+        with _without_inference_mode():
+            batch = next(self._batches)
         if isinstance(batch, _Failed):
             try:
                 raise batch.error
@@ -337,6 +339,16 @@ class DevicePrefetcher(Generic[Batch]):
         if not hasattr(self.loader, method):
             raise ArgumentError(f"{type(self.loader).__name__} has no method {method}. An MPLoader has one")
         return getattr(self.loader, method)  # type: ignore[no-any-return]
+
+
+def _without_inference_mode() -> AbstractContextManager[object]:
+    """Return a context in which tensors are made that autograd may use later: a batch ahead may be one to train on."""
+    if not torch.is_inference_mode_enabled():
+        return nullcontext()
+    context = ExitStack()
+    context.enter_context(torch.inference_mode(mode=False))
+    context.enter_context(torch.no_grad())
+    return context
 
 
 def _no_slot(_: int) -> None:

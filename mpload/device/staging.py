@@ -96,18 +96,24 @@ def is_plain(tensor: torch.Tensor) -> bool:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class TensorSpec:
-    """Shape, dtype and memory format of a dense tensor."""
+    """Shape, dtype and memory order of a dense tensor."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
-    channels_last: bool = False
+    order: tuple[int, ...]
+    """The dimensions, from the outermost in memory to the innermost: (0, 2, 3, 1) is `channels_last`."""
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> "TensorSpec":
-        """Return the spec of `tensor`."""
-        is_last = tensor.ndim == 4 and not tensor.is_contiguous()
-        channels_last = is_last and tensor.is_contiguous(memory_format=torch.channels_last)
-        return cls(shape=tuple(tensor.shape), dtype=tensor.dtype, channels_last=channels_last)
+        """Return the spec of `tensor`, or of a contiguous copy if there are gaps in its memory.
+
+        The copy to the device is then one transfer. A change of order would be made on the host first, and slowly.
+        """
+        order = tuple(range(tensor.ndim))
+        if not tensor.is_contiguous():
+            by_stride = tuple(sorted(order, key=tensor.stride, reverse=True))
+            order = by_stride if tensor.permute(by_stride).is_contiguous() else order
+        return cls(shape=tuple(tensor.shape), dtype=tensor.dtype, order=order)
 
     @property
     def num_bytes(self) -> int:
@@ -117,15 +123,13 @@ class TensorSpec:
     def over(self, block: torch.Tensor, start: int) -> torch.Tensor:
         """View `block` (uint8 [n]) from offset `start` as a tensor of this spec."""
         values = block[start : start + self.num_bytes].view(self.dtype)
-        if self.channels_last:
-            num, channels, height, width = self.shape
-            return values.view(num, height, width, channels).permute(0, 3, 1, 2)
-        return values.view(self.shape)
+        return values.view([self.shape[dim] for dim in self.order]).permute(
+            [*map(self.order.index, range(len(self.order)))]
+        )
 
     def empty(self, device: torch.device) -> torch.Tensor:
         """Return an uninitialised tensor of this spec in new memory."""
-        layout = torch.channels_last if self.channels_last else torch.contiguous_format
-        return torch.empty(self.shape, dtype=self.dtype, device=device, memory_format=layout)
+        return torch.empty_permuted(self.shape, self.order, dtype=self.dtype, device=device)
 
 
 class BatchMemory(Protocol):

@@ -176,7 +176,7 @@ def _fill_of(pad: Pad, dtype: np.dtype[Any], *, key: str, torch_dtype: str) -> N
     """
     kind = getattr(torch, torch_dtype) if torch_dtype else torch.from_numpy(np.empty(0, dtype)).dtype
     try:
-        fill = torch.tensor(pad.value, dtype=kind)
+        fill = torch.tensor(pad.value, dtype=kind, device="cpu")  # regardless of the default device
         fits = kind.is_floating_point or kind.is_complex or fill.item() == pad.value
     except (RuntimeError, ValueError, OverflowError):
         fits = False

@@ -93,7 +93,7 @@ class TorchvisionOnSamples:
         points = self._torch.from_numpy(before.copy())
         points[:, :2] = plain + _PIXEL_CENTRE
         if points.shape[1] > 2:
-            size = self._torch.tensor([shape[1], shape[0]])
+            size = self._torch.tensor([shape[1], shape[0]], device="cpu")
             is_inside = ((points[:, :2] >= 0) & (points[:, :2] <= size)).all(dim=1)
             points[~is_inside | self._torch.from_numpy(before[:, 2] <= 0), :3] = 0
         return points

@@ -222,14 +222,15 @@ class SlotRing:
     def lock(self, address: int) -> NDArray[np.uint8] | None:
         """Return the part with fixed shapes of the slot that contains `address`, or None if `address` lies elsewhere.
 
-        From now on that part is never returned to the kernel, because a device may read it.
+        From now on that part is never returned to the kernel, because a device may read it. It is the same part in all
+        later layouts. In a slot whose layout has another such part than the newest one, nothing can be locked.
         """
         start = np.ndarray((0,), np.uint8, self._map).ctypes.data
         slot, offset = divmod(address - start, self.layout.slot_bytes)
         if not 0 <= slot < self.num_slots:
             return None
         fixed_bytes = self.layout_at(self.number_of(slot)).fixed_bytes
-        if offset >= fixed_bytes:
+        if offset >= fixed_bytes or fixed_bytes != self.newest_layout.fixed_bytes:
             return None
         self._locked[slot] = fixed_bytes
         return np.ndarray((fixed_bytes,), np.uint8, self._map, slot * self.layout.slot_bytes)

@@ -238,6 +238,7 @@ def test_a_cuda_graph_for_each_set_of_addresses_can_be_replayed(depth: int) -> N
     loader = DevicePrefetcher(LargeBatches(pinned=True), depth=depth, stable_addresses=True, **NORMALISED)
     graphs: dict[int, Any] = {}
     sums = []
+    (large(0).to("cuda").float() * weight).sum((1, 2, 3))  # loads the kernels, which a capture may not
     for images, _ in loader:
         if images.data_ptr() not in graphs:
             graph = torch.cuda.CUDAGraph()

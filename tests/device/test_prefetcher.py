@@ -322,6 +322,14 @@ def test_photos_arrive_normalised(photo_tree: Path) -> None:
             assert torch.equal(labels, numbers_)
 
 
+def test_batches_requested_in_inference_mode_are_ordinary_tensors() -> None:
+    with torch.inference_mode():
+        images, _ = next(iter(DevicePrefetcher(Batches(), **NORMALISED)))
+        assert torch.is_inference_mode_enabled()
+    assert not images.is_inference()
+    assert not images.requires_grad
+
+
 def test_arguments_that_break_a_rule_are_refused() -> None:
     with pytest.raises(ArgumentError, match="depth must be at least 1, got 0"):
         DevicePrefetcher(Batches(), device="cpu", depth=0)

@@ -80,6 +80,15 @@ def test_dataclasses_are_copied_field_by_field_without_calling_init() -> None:
     assert scaled.values.tolist() == [0, 10, 20]
 
 
+def test_dense_tensors_keep_their_order_in_memory_and_others_become_contiguous() -> None:
+    videos = torch.arange(2 * 4 * 5 * 6 * 3).view(2, 4, 5, 6, 3).movedim(-1, -3)
+    batch = [videos, torch.arange(12).view(3, 4).t(), torch.arange(12)[::2], torch.arange(3).expand(2, 3)]
+    (found,) = DevicePrefetcher([batch], **NORMALISED)
+    assert all(map(torch.equal, found, batch))
+    assert [each.stride() for each in found[:2]] == [each.stride() for each in batch[:2]]
+    assert [each.is_contiguous() for each in found] == [False, False, True, True]
+
+
 def test_a_packed_sequence_is_copied_but_its_batch_sizes_stay_on_the_host() -> None:
     sequences = [torch.arange(2.0), torch.arange(4.0), torch.arange(3.0)]
     packed = pack_sequence(sequences, enforce_sorted=False)

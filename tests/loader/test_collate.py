@@ -109,6 +109,12 @@ def test_padded_arrays_are_found_in_the_corner(arrays: list[Any]) -> None:
         assert (row[:, width:] == 5).all()
 
 
+def test_arrays_are_padded_on_the_host_if_the_default_device_is_another() -> None:
+    with torch.device("meta"):
+        joined, _ = Pad(5).joined([np.arange(2), np.arange(3)], key="x")
+    assert joined.tolist() == [[0, 1, 5], [0, 1, 2]]
+
+
 @given(st.lists(st.lists(st.integers(-9, 9), max_size=4), min_size=1, max_size=5))
 def test_flat_arrays_split_at_the_offsets(rows: list[list[int]]) -> None:
     arrays = [np.array(row, np.int64) for row in rows]

@@ -74,6 +74,28 @@ def test_memory_that_a_device_reads_keeps_its_place() -> None:
     ring.close()
 
 
+def test_no_slot_is_locked_whose_layout_would_lock_more_or_less_than_the_newest_one() -> None:
+    ring = SlotRing(num_slots=2, layout=SECOND)
+    old = ring.take()
+    large = SlotLayout(num_samples=8, fields=(Field(name="number", shape=(600,), dtype="int64"),))
+    assert large.fixed_bytes > SECOND.fixed_bytes
+    assert ring.adopt(large)
+    new = ring.take()
+    assert old is not None
+    assert new is not None
+    assert ring.lock(ring.lend(old, 8)["number"].ctypes.data) is None
+    held = ring.lend(new, 8)
+    locked = ring.lock(held["number"].ctypes.data)
+    assert locked is not None
+    assert locked.nbytes == large.fixed_bytes
+    again = ring.take()  # the old slot, now with the newest layout
+    assert again == old
+    locked = ring.lock(ring.lend(again, 8)["number"].ctypes.data)
+    assert locked is not None
+    assert locked.nbytes == large.fixed_bytes
+    ring.close()
+
+
 def test_so_many_layouts_are_adopted_and_no_more() -> None:
     ring = SlotRing(num_slots=2, layout=FIRST)
     workers = SlotRing.attach(os.dup(ring.fd), num_slots=2, layout=FIRST)

@@ -52,7 +52,9 @@ class Driver:
 
 
 def cudart() -> Driver:
-    torch.empty(1).pin_memory()  # initialises the device, as in CUDA; until then torch considers no memory pinned
+    torch.empty(
+        1, device="cpu"
+    ).pin_memory()  # initialises the device, as in CUDA; until then torch considers no memory pinned
     return Driver()
 
 
