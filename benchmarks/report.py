@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 
+from accuracy_rows import ACCURACY_HEADER, accuracy_rows, draw_accuracy
 from ahead import ahead
 from auto_rows import auto_header, auto_rows
 from bench_repeated import OFFERS
@@ -321,6 +322,7 @@ def collate() -> str:
 
 
 TABLES: dict[str, Callable[[], str]] = {
+    "accuracy": lambda: markdown(ACCURACY_HEADER, accuracy_rows(), num_names=2),
     "ahead": ahead,
     "arrays": arrays,
     "auto": lambda: markdown(auto_header(), auto_rows()),
@@ -372,6 +374,7 @@ def main() -> None:
         draw_memory(memory_results(), RECORDS / "memory.png")
         (hits,) = (record["figures"] for record in latest("cache", "measure") if record["case"]["measure"] == "hits")
         draw_hits(hits, RECORDS / "cache.png")
+        draw_accuracy(RECORDS / "accuracy.png")
     elif stale:
         names = ", ".join(str(page.relative_to(ROOT)) for page in stale)
         sys.exit(f"{names}: not what the records say. Run: python benchmarks/report.py")
