@@ -25,6 +25,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -49,6 +50,9 @@ FILL_SECONDS = 2.5
 LIMIT_SECONDS = 60.0
 """Time limit for a contestant; with the default options it takes about 25 seconds."""
 
+CLOSE_SECONDS = 4.0
+"""Time that a loader has to stop its threads and processes."""
+
 
 # In the process of a contestant.
 
@@ -63,10 +67,13 @@ def run(name: str, setting: Setting, measures: list[str], seconds: float, shares
     release_unused(setting.device)
     free_without_loader = free_bytes(setting.device)
     with ExitStack() as stack:
-        batches = feed.start(setting, stack)
         start = time.perf_counter()
-        facts: dict[str, Any] = check(next(batches), feed, setting)
-        facts["first_batch_seconds"] = round(time.perf_counter() - start, 2)
+        batches = feed.start(setting, stack)
+        first = next(batches)
+        synchronize(setting.device)
+        first_batch_seconds = round(time.perf_counter() - start, 2)
+        facts = {"first_batch_seconds": first_batch_seconds, **check(first, feed, setting)}
+        del first
         facts["version"] = found_version(feed.library)
         release_unused(setting.device)
         rate = float("inf")
@@ -84,6 +91,9 @@ def run(name: str, setting: Setting, measures: list[str], seconds: float, shares
             else:
                 continue
             print(json.dumps({"measure": measure, **figures, **facts}), flush=True)
+        end = threading.Timer(CLOSE_SECONDS, os._exit, [0])  # a loader that hangs when it is closed has been measured
+        end.daemon = True
+        end.start()
 
 
 def warmed_up(step: TrainingStep, batch_samples: int) -> float:
@@ -164,6 +174,7 @@ def check(batch: tuple[torch.Tensor, torch.Tensor], feed: Feed, setting: Setting
     values = images.float()
     mean, spread = round(values.mean().item(), 3), round(values.std().item(), 3)
     facts: dict[str, Any] = {"dtype": str(images.dtype).removeprefix("torch."), "mean": mean, "std": spread}
+    facts["is_channels_last"] = images.is_contiguous(memory_format=torch.channels_last)
     faults = []
     if images.shape != (setting.batch_samples, 3, SIZE, SIZE) or labels.shape != (setting.batch_samples,):
         faults.append(f"images {tuple(images.shape)} and labels {tuple(labels.shape)}")
@@ -171,8 +182,6 @@ def check(batch: tuple[torch.Tensor, torch.Tensor], feed: Feed, setting: Setting
         faults.append(f"images {images.dtype} and labels {labels.dtype}")
     if images.device.type != setting.device or labels.device.type != setting.device:
         faults.append(f"images on {images.device} and labels on {labels.device}")
-    if not images.is_contiguous(memory_format=torch.channels_last):
-        faults.append(f"strides {images.stride()}")
     if abs(mean) > 0.7 or not 0.5 < spread < 1.6:
         faults.append(f"a mean of {mean} and a spread of {spread}")
     if not 0 <= int(labels.min()) <= int(labels.max()) < NUM_SEEDS * CLASSES_EACH:
