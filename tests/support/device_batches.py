@@ -17,7 +17,7 @@ NORMALISED: dict[str, Any] = {"device": "cpu", "mean": MEAN, "std": STD}
 
 def reference(images: torch.Tensor, mean: Any = MEAN, std: Any = STD) -> torch.Tensor:
     """Return the normalised images, computed in float64: float64 [B, C, H, W]."""
-    means, stds = (torch.tensor(each, dtype=torch.float64)[:, None, None] for each in (mean, std))
+    means, stds = (torch.tensor(each, dtype=torch.float64, device=images.device)[:, None, None] for each in (mean, std))
     return (images.double() / 255 - means) / stds
 
 
