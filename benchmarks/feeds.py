@@ -53,6 +53,9 @@ class HostBatches:
             pairs = [(chain(images), labels) for images, labels in pairs]
         self.pairs = [(each[0].pin_memory(), each[1].pin_memory()) if pinned else each for each in pairs]
 
+    def __len__(self) -> int:
+        return self.num
+
     def __iter__(self) -> Iterator[Any]:
         return (self.pairs[number % 2] for number in range(self.num))
 

@@ -76,7 +76,7 @@ def test_images_decoded_on_the_device_are_complete_beside_unpinned_tensors(photo
     loader._unpack = Unpacker(loader.device, find_decoder=lambda _: decode)
     expected = [Unpacker(torch.device("cpu"), find_decoder=lambda _: decode_here)(samples) for samples in encoded]
     for (images, numbers), pixels in zip(loader, expected, strict=True):
-        assert torch.equal(images.cpu(), pixels)
+        assert (images.cpu().int() - pixels.int()).abs().max() <= 1  # a device may sum in another order
         assert numbers.tolist() == [0, 1, 2, 3]
 
 
