@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator
 from statistics import median
 
+from device_ahead import device_ahead
 from records import latest
 from standings import standings
 
@@ -27,6 +28,7 @@ def ahead() -> str:
         *_small_samples(),
         *_limited(),
         *_busy(),
+        *device_ahead(),
     ]
     lines = [f"- {case}: {'; '.join(names)}.\n" for case, names in cases if names]
     return "".join(lines) or "- None.\n"

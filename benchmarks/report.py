@@ -19,6 +19,10 @@ from ahead import ahead
 from auto_rows import auto_header, auto_rows
 from bench_repeated import OFFERS
 from contestants import ENTRIES, LISTS
+from cores_rows import core_header, core_rows
+from device_ahead import device_ahead_by_peer
+from device_peer_rows import RACE_HEADER, machine_sentence, race_rows, readme_sentence, short_header, short_rows
+from device_rows import COPY_HEADER, copy_rows, hidden_sentence, step_header, step_rows
 from dlio_rows import DLIO_HEADER, dlio_rows
 from doctor_rows import DOCTOR_HEADER, doctor_rows
 from fault_rows import FAULT_HEADER, fault_rows
@@ -328,6 +332,15 @@ TABLES: dict[str, Callable[[], str]] = {
     "auto": lambda: markdown(auto_header(), auto_rows()),
     "batch-sizes": batch_sizes,
     "collate": collate,
+    "cores": lambda: markdown(core_header(), core_rows()),
+    "gpu-ahead": device_ahead_by_peer,
+    "gpu-copies": lambda: markdown(COPY_HEADER, copy_rows()),
+    "gpu-hidden": hidden_sentence,
+    "gpu-machine": machine_sentence,
+    "gpu-race": lambda: markdown(RACE_HEADER, race_rows()),
+    "gpu-short": lambda: markdown(short_header(), short_rows()),
+    "gpu-steps": lambda: markdown(step_header(), step_rows(), num_names=2),
+    "gpu-summary": readme_sentence,
     "receiving": lambda: markdown(RECEIVING_HEADER, receiving_rows()),
     "servers": lambda: markdown(SERVERS_HEADER, server_rows()),
     "simulation": lambda: markdown(SIMULATION_HEADER, simulation_rows(), num_names=6),
