@@ -135,7 +135,7 @@ def readme_sentence() -> str:
             best.setdefault(racer.package, racer)
     if not best:
         return ""
-    rates = [f"{racer.contestant} {racer.rate:,.0f}" for racer in best.values()]
+    rates = [f"{racer.contestant} ({racer.rate:,.0f})" for racer in best.values()]
     machine = f"{newest_device(records)}, {records[-1]['machine']['cores']} cores"
     text = f"*On a GPU* ({machine}), normalised crops a second: {'; '.join(rates)}."
     alone = next((racer.train for racer in _with_most_workers() if racer.contestant == NO_LOADER), None)

@@ -81,7 +81,10 @@ def hidden_sentence() -> str:
     if not shares:
         return ""
     device = newest_device(device_records("hidden"))
-    return paragraph(f"On an {device}, in batches of {largest}, it hides of copy and conversion: {', '.join(shares)}.")
+    return paragraph(
+        f"Measured on an {device} with batches of {largest}: of the time that copy and conversion take, "
+        f"a `DevicePrefetcher` hides {' and '.join(shares)}."
+    )
 
 
 def _hidden() -> Iterator[tuple[Record, Record]]:
