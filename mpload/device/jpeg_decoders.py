@@ -34,7 +34,7 @@ def device_decoder(device: torch.device) -> DeviceDecoder | None:
     for kind in (NvImageCodecDecoder, TorchvisionDecoder):
         try:
             return kind(device)
-        except (ImportError, RuntimeError):  # RuntimeError if it was built for another version of torch or CUDA
+        except (ImportError, AttributeError, RuntimeError, TypeError):  # missing, too old, or built for another CUDA
             continue
     return None
 

@@ -64,7 +64,7 @@ class Unpacker:
         if decoder is None and self._device.type != "cpu":
             warnings.warn(
                 f"no JPEG decoder for {self._device}: this process decodes on the CPU, which workers would do faster. "
-                "Run pip install nvidia-nvimgcodec-cu13 (cu12 for CUDA 12) or torchvision, or leave GpuDecode out",
+                "Run pip install 'nvidia-nvimgcodec-cu13[nvjpeg]' (cu12 for CUDA 12), or leave GpuDecode out",
                 MploadWarning,
                 stacklevel=5,
             )
