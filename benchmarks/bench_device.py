@@ -1,6 +1,6 @@
 """What does it cost to have normalised batches ready on the device when the training loop asks for them?
 
-    python benchmarks/bench_device.py [--quick] [--cpu] [--gpu] [--together] [--batch-samples 8 ...] [--networks NAME ...]
+    python benchmarks/bench_device.py [--quick] [--cpu] [--gpu] [--together] [--batch-samples N ...] [--networks ...]
 
 Each case runs in a fresh process; images are uint8 [224, 224, 3]. On any machine it measures the conversion to a
 normalised dtype on the CPU, fused and as the usual chain of torch operations, alone and after a loader of real JPEGs.
