@@ -1,6 +1,6 @@
 """What does it cost to have normalised batches ready on the device when the training loop asks for them?
 
-    python benchmarks/bench_device.py [--quick] [--cpu] [--gpu] [--batch-samples 8 16 ...] [--networks NAME ...]
+    python benchmarks/bench_device.py [--quick] [--cpu] [--gpu] [--together] [--batch-samples N ...] [--networks ...]
 
 Each case runs in a fresh process; images are uint8 [224, 224, 3]. On any machine it measures the conversion to a
 normalised dtype on the CPU, fused and as the usual chain of torch operations, alone and after a loader of real JPEGs.
@@ -203,7 +203,7 @@ def measure_convert_gpu(batch_samples: int, num: int) -> dict[str, float]:
     return figures
 
 
-def measure_steps(network: str, batch_samples: int, num: int, *, rounds: int = 4) -> dict[str, float]:
+def measure_steps(network: str, batch_samples: int, num: int, *, rounds: int = 3) -> dict[str, float]:
     """Return the times of training steps that are fed from pinned host memory in several ways, which take turns."""
     step = TrainingStep(network)
     for images, labels in FEEDS["resident"](HostBatches(batch_samples, 8)):  # cuDNN chooses its algorithms
@@ -254,7 +254,12 @@ def gpu_cases(batch_sizes: Sequence[int], networks: Sequence[str], *, is_quick: 
         yield {"measure": "copy", "batch_samples": batch_samples, "num": num}
         yield {"measure": "convert on the device", "batch_samples": batch_samples, "num": num}
         for network in networks:
-            yield {"measure": "steps", "network": network, "batch_samples": batch_samples, "num": min(num, 40)}
+            yield {
+                "measure": "steps",
+                "network": network,
+                "batch_samples": batch_samples,
+                "num": 16 if batch_samples > 64 else 40,
+            }
 
 
 def hidden_fractions(results: list[tuple[dict[str, Any], dict[str, float]]]) -> Iterator[dict[str, Any]]:
@@ -287,12 +292,15 @@ def main() -> None:
     parser.add_argument("--cpu", action="store_true", help="run only the cases that need no GPU")
     parser.add_argument("--gpu", action="store_true", help="run only the cases that need a GPU")
     parser.add_argument("--batch-samples", type=int, nargs="+", metavar="N", help="batch sizes of the GPU cases")
+    parser.add_argument(
+        "--together", action="store_true", help="short cases share a process: for a machine that is lent by the minute"
+    )
     parser.add_argument("--networks", nargs="*", choices=NETWORKS, default=list(NETWORKS))
     parser.add_argument("--case", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.case:
-        case = json.loads(arguments.case)
-        print(json.dumps(MEASURES[case.pop("measure")](**case)))
+        for case in json.loads(arguments.case):
+            print(json.dumps(MEASURES[case.pop("measure")](**case)), flush=True)
         return
     cases = [] if arguments.gpu else [("cpu", case) for case in cpu_cases(is_quick=arguments.quick)]
     if torch.cuda.is_available() and not arguments.cpu:
@@ -302,14 +310,19 @@ def main() -> None:
     else:
         print("skipped, because they need a GPU: copies, conversion on the device, overlap with a training step")
     results = []
-    for device, case in cases:
-        command = [sys.executable, "-W", "ignore", __file__, "--case", json.dumps(case)]
+    groups = [[each] for each in cases]
+    if arguments.together:
+        short = [each for each in cases if each[1]["measure"] != "steps"]
+        groups = [short, *([each] for each in cases if each not in short)]
+    for group in groups:
+        command = [sys.executable, "-W", "ignore", __file__, "--case", json.dumps([case for _, case in group])]
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=600)
-        figures = json.loads(done.stdout)
-        results.append((case, figures))
-        print(json.dumps({**case, **figures}), flush=True)
-        if not arguments.quick:
-            write_record("device", {"device": device, **case}, figures)
+        for (device, case), line in zip(group, done.stdout.splitlines(), strict=True):
+            figures = json.loads(line)
+            results.append((case, figures))
+            print(json.dumps({**case, **figures}), flush=True)
+            if not arguments.quick:
+                write_record("device", {"device": device, **case}, figures)
     for found in hidden_fractions(results):
         print(json.dumps(found))
         if not arguments.quick:

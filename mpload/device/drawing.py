@@ -18,15 +18,15 @@ class DrawViews(Protocol):
     """Draws the views of a batch, with the same filters as the CPU."""
 
     def __call__(
-        self, images: Sequence[torch.Tensor], views: Sequence[View], out: torch.Tensor, numbers: Sequence[int], /
+        self, parts: Sequence[torch.Tensor], views: Sequence[View], out: torch.Tensor, numbers: Sequence[int], /
     ) -> None:
         """Queue the work on the current stream.
 
         Args:
-            images: whole images, each uint8 RGB [3, H, W].
-            views: what to show of each image; all have windows of the same size.
+            parts: the pixels of the views' boxes, each uint8 RGB [3, height, width] with any strides.
+            views: what to show of each; all have windows of the same size. Their boxes are ignored.
             out: uint8 [B, height, width, 3], contiguous.
-            numbers: the place in `out` of each image.
+            numbers: the place in `out` of each.
         """
 
 
@@ -41,13 +41,12 @@ def find_draw_views(device: torch.device) -> DrawViews:
 
 
 def draw_each(
-    images: Sequence[torch.Tensor], views: Sequence[View], out: torch.Tensor, numbers: Sequence[int], /
+    parts: Sequence[torch.Tensor], views: Sequence[View], out: torch.Tensor, numbers: Sequence[int], /
 ) -> None:
     """Draw one view after another; see `DrawViews`."""
-    for image, view, number in zip(images, views, numbers, strict=True):
-        box, shown = view.box, view.shown
-        region = image[:, box.top : box.top + box.height, box.left : box.left + box.width]
-        full = interpolate(region[None].float(), size=view.full, mode="bilinear", antialias=view.antialias)[0]
+    for part, view, number in zip(parts, views, numbers, strict=True):
+        shown = view.shown
+        full = interpolate(part[None].float(), size=view.full, mode="bilinear", antialias=view.antialias)[0]
         window = full[:, shown.top : shown.top + shown.height, shown.left : shown.left + shown.width]
         pixels = (window.flip(-1) if view.mirror else window).round().clamp(0, 255)
         out[number].copy_(pixels.permute(1, 2, 0))

@@ -1,49 +1,31 @@
 """Decodes, crops and resizes the images that workers left to the device; on the CPU if the device cannot."""
 
 import warnings
-from collections.abc import Callable, Sequence
-from functools import cached_property, partial
-from typing import Any, Protocol
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
 
 from mpload.device.drawing import DrawViews, find_draw_views
+from mpload.device.jpeg_decoders import DeviceDecoder, device_decoder
 from mpload.device.staging import map_leaves
 from mpload.device.streams import Mark, SideStream, side_stream
 from mpload.errors import DecodeError, MploadWarning, SampleError
 from mpload.images.gpu_decode import EncodedImage
 from mpload.images.image import open_image
 
-__all__ = ["DeviceDecoder", "Unpacker", "device_decoder"]
-
-
-class DeviceDecoder(Protocol):
-    """Decodes JPEGs on the device."""
-
-    def __call__(self, files: Sequence[torch.Tensor], /) -> list[torch.Tensor]:
-        """Decode each file, uint8 [n] on the host, to RGB uint8 [3, H, W]; raise RuntimeError if one cannot be."""
-        ...
-
-
-def device_decoder(device: torch.device) -> DeviceDecoder | None:
-    """Return torchvision's nvJPEG decoder; None if it is not installed or `device` is not a CUDA device."""
-    if device.type != "cuda":
-        return None
-    try:
-        from torchvision.io import ImageReadMode, decode_jpeg  # type: ignore[import-not-found, unused-ignore]  # noqa: PLC0415  optional
-    except (ImportError, RuntimeError):  # RuntimeError if it was built for another torch
-        return None
-    return partial(decode_jpeg, mode=ImageReadMode.RGB, device=device)
+__all__ = ["Unpacker"]
 
 
 class Unpacker:
     """Replaces lists of encoded images with tensors: uint8 [B, 3, H, W] in `channels_last`, on the device.
 
-    The work has a stream of its own. torchvision takes the memory of decoded images from the current stream, but writes
-    to it on a stream that does not wait for the current one. So memory that is given back here must not have queued
-    readers: before images are decoded, the host waits until those of the batch before are drawn. On the stream that
-    copies batches, it would have to wait for the consumer's steps.
+    The work has a stream of its own. Decoders write to memory that they have used before, on streams that do not wait
+    for the current one: torchvision takes it from the current stream's pool, nvImageCodec uses its own again. So it
+    must have no queued readers: before images are decoded, the host waits until those of the batch before are drawn. On
+    the stream that copies batches, it would have to wait for the consumer's steps.
 
     Args:
         device: device for the tensors.
@@ -82,7 +64,7 @@ class Unpacker:
         if decoder is None and self._device.type != "cpu":
             warnings.warn(
                 f"no JPEG decoder for {self._device}: this process decodes on the CPU, which workers would do faster. "
-                "Run pip install torchvision, or leave GpuDecode out",
+                "Run pip install 'nvidia-nvimgcodec-cu13[nvjpeg]' (cu12 for CUDA 12), or leave GpuDecode out",
                 MploadWarning,
                 stacklevel=5,
             )
@@ -109,7 +91,10 @@ class Unpacker:
         if jpegs and self._decoder is not None:
             if self._drawn is not None:
                 self._drawn.synchronize()
-            decoded = _decoded(images, jpegs, self._decoder)
+            parts = self._decoder(
+                [images[number].data for number in jpegs], [images[number].view.box for number in jpegs]
+            )
+            decoded = {number: part for number, part in zip(jpegs, parts, strict=True) if part is not None}
             self._draw(list(decoded.values()), [images[number].view for number in decoded], out, list(decoded))
         others = [number for number in range(len(images)) if number not in decoded]
         if others:
@@ -128,23 +113,6 @@ class Unpacker:
             places = torch.tensor(numbers, device="cpu", pin_memory=pins)
             moved = (each.to(self._device, non_blocking=pins) for each in (places, pixels))
             out.index_copy_(0, *moved)
-
-
-def _decoded(images: list[EncodedImage], numbers: list[int], decode: DeviceDecoder) -> dict[int, torch.Tensor]:
-    """Decode the images with these numbers at once, or one by one if that fails; leave out those that cannot be."""
-    files = [torch.frombuffer(bytearray(images[number].data), dtype=torch.uint8) for number in numbers]
-    try:
-        return dict(zip(numbers, decode(files), strict=True))
-    except RuntimeError:
-        alone = {number: _decoded_alone(file, decode) for number, file in zip(numbers, files, strict=True)}
-        return {number: pixels for number, pixels in alone.items() if pixels is not None}
-
-
-def _decoded_alone(file: torch.Tensor, decode: DeviceDecoder) -> torch.Tensor | None:
-    try:
-        return decode([file])[0]
-    except RuntimeError:
-        return None
 
 
 def _pixels(image: EncodedImage, number: int) -> np.ndarray[Any, np.dtype[np.uint8]]:

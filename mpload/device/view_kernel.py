@@ -12,68 +12,56 @@ __all__ = ["draw_together"]
 
 _BLOCK = 256
 """Pixels of the result that one program of the kernel computes."""
-_NUM_COLUMNS = 14
+_NUM_COLUMNS = 13
 
 
 def draw_together(
-    images: Sequence[torch.Tensor], views: Sequence[View], out: torch.Tensor, numbers: Sequence[int], /
+    parts: Sequence[torch.Tensor], views: Sequence[View], out: torch.Tensor, numbers: Sequence[int], /
 ) -> None:
     """Draw all views with one launch; see `DrawViews`."""
-    if not images:
+    if not parts:
         return
-    planes = [image.contiguous() for image in images]
     rows = [
-        (
-            plane.data_ptr(),
-            number,
-            *plane.shape[1:],
-            *view.box,
-            *view.full,
-            *view.shown[:2],
-            view.mirror,
-            view.antialias,
-        )
-        for plane, view, number in zip(planes, views, numbers, strict=True)
+        (part.data_ptr(), *part.stride(), number, *part.shape[1:], *_numbers(view))
+        for part, view, number in zip(parts, views, numbers, strict=True)
     ]
     table = torch.tensor(rows, dtype=torch.int64, device="cpu", pin_memory=out.is_cuda)
     height, width = out.shape[1:3]
-    grid = (len(images), triton.cdiv(height * width, _BLOCK))
+    grid = (len(parts), triton.cdiv(height * width, _BLOCK))
     _draw[grid](out, table.to(out.device, non_blocking=True), height, width, _NUM_COLUMNS, _BLOCK)
 
 
 def _numbers(view: View) -> tuple[int, ...]:
-    return (*view.box, *view.full, *view.shown[:2], view.mirror, view.antialias)
+    return (*view.full, *view.shown[:2], view.mirror, view.antialias)
 
 
 @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
 def _draw(out, table, height, width, NUM_COLUMNS: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202, N803
-    """Compute the pixels of a block: weighted sums over triangles in the box, in float32.
+    """Compute the pixels of a block: weighted sums over triangles in the part, in float32.
 
-    The triangle is as wide as the distance of the result's pixels in the box, at least one pixel; without antialiasing,
-    exactly one pixel: bilinear interpolation. Weights of pixels beyond the edge of the box go to the others.
+    The triangle is as wide as the distance of the result's pixels in the part, at least one pixel; without
+    antialiasing, exactly one pixel: bilinear interpolation. Weights of pixels beyond the edge go to the others.
     """
     row = table + tl.program_id(0) * NUM_COLUMNS
-    image = tl.load(row).to(tl.pointer_type(tl.uint8))
-    number = tl.load(row + 1)
-    image_height, image_width = tl.load(row + 2), tl.load(row + 3)
-    top, left = tl.load(row + 4), tl.load(row + 5)
-    box_height, box_width = tl.load(row + 6), tl.load(row + 7)
-    scale_y = box_height.to(tl.float32) / tl.load(row + 8).to(tl.float32)
-    scale_x = box_width.to(tl.float32) / tl.load(row + 9).to(tl.float32)
-    antialias = tl.load(row + 13) != 0
+    part = tl.load(row).to(tl.pointer_type(tl.uint8))
+    stride_color, stride_y, stride_x = tl.load(row + 1), tl.load(row + 2), tl.load(row + 3)
+    number = tl.load(row + 4)
+    part_height, part_width = tl.load(row + 5), tl.load(row + 6)
+    scale_y = part_height.to(tl.float32) / tl.load(row + 7).to(tl.float32)
+    scale_x = part_width.to(tl.float32) / tl.load(row + 8).to(tl.float32)
+    antialias = tl.load(row + 12) != 0
     reach_y = tl.where(antialias, tl.maximum(scale_y, 1.0), 1.0)
     reach_x = tl.where(antialias, tl.maximum(scale_x, 1.0), 1.0)
 
     place = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     y, x = place // width, place % width
     is_inside = place < height * width
-    shown_x = tl.where(tl.load(row + 12) != 0, width - 1 - x, x)
-    centre_y = ((y + tl.load(row + 10)).to(tl.float32) + 0.5) * scale_y
-    centre_x = ((shown_x + tl.load(row + 11)).to(tl.float32) + 0.5) * scale_x
+    shown_x = tl.where(tl.load(row + 11) != 0, width - 1 - x, x)
+    centre_y = ((y + tl.load(row + 9)).to(tl.float32) + 0.5) * scale_y
+    centre_x = ((shown_x + tl.load(row + 10)).to(tl.float32) + 0.5) * scale_x
     first_y = tl.maximum((centre_y - reach_y + 0.5).to(tl.int64), 0)
     first_x = tl.maximum((centre_x - reach_x + 0.5).to(tl.int64), 0)
 
-    plane = image_height * image_width
     red = tl.zeros([BLOCK], tl.float32)
     green = tl.zeros([BLOCK], tl.float32)
     blue = tl.zeros([BLOCK], tl.float32)
@@ -81,17 +69,17 @@ def _draw(out, table, height, width, NUM_COLUMNS: tl.constexpr, BLOCK: tl.conste
     for step_y in range((2 * reach_y).to(tl.int32) + 2):
         at_y = first_y + step_y
         weight_y = 1.0 - tl.abs(at_y.to(tl.float32) + 0.5 - centre_y) / reach_y
-        weight_y = tl.where(at_y < box_height, tl.maximum(weight_y, 0.0), 0.0)
+        weight_y = tl.where(at_y < part_height, tl.maximum(weight_y, 0.0), 0.0)
         for step_x in range((2 * reach_x).to(tl.int32) + 2):
             at_x = first_x + step_x
             weight_x = 1.0 - tl.abs(at_x.to(tl.float32) + 0.5 - centre_x) / reach_x
-            weight_x = tl.where(at_x < box_width, tl.maximum(weight_x, 0.0), 0.0)
+            weight_x = tl.where(at_x < part_width, tl.maximum(weight_x, 0.0), 0.0)
             weight = weight_y * weight_x
-            source = image + (top + at_y) * image_width + left + at_x
+            source = part + at_y * stride_y + at_x * stride_x
             is_used = is_inside & (weight > 0.0)
             red += weight * tl.load(source, mask=is_used, other=0).to(tl.float32)
-            green += weight * tl.load(source + plane, mask=is_used, other=0).to(tl.float32)
-            blue += weight * tl.load(source + 2 * plane, mask=is_used, other=0).to(tl.float32)
+            green += weight * tl.load(source + stride_color, mask=is_used, other=0).to(tl.float32)
+            blue += weight * tl.load(source + 2 * stride_color, mask=is_used, other=0).to(tl.float32)
             total += weight
     target = out + (number * height * width + place) * 3
     tl.store(target, (red / total + 0.5).to(tl.uint8), mask=is_inside)

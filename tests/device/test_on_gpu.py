@@ -24,8 +24,8 @@ from mpload import (
     Topology,
     build_index,
 )
+from mpload.device.jpeg_decoders import device_decoder
 from mpload.device.streams import AcceleratorStream
-from mpload.device.unpacking import device_decoder
 from mpload.errors import MploadWarning
 from tests.support.device_batches import (
     DTYPES,

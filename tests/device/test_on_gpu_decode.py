@@ -20,26 +20,28 @@ from mpload import (
     build_index,
 )
 from mpload.device.drawing import draw_each, find_draw_views
-from mpload.device.unpacking import Unpacker, device_decoder
+from mpload.device.jpeg_decoders import device_decoder
+from mpload.device.unpacking import Unpacker
 from mpload.images.resize import Box, View
+from tests.support.device_decoders import WholeImages
 from tests.support.large_batches import DEVICE, keep_busy
 
 pytestmark = pytest.mark.gpu
 
 
 def random_views(num: int) -> tuple[list[torch.Tensor], list[View]]:
-    """Return images of random sizes on the device, and views of them: 24 x 40, of whole boxes or windows of them."""
+    """Return parts of random sizes on the device, in two layouts, and views of them: 24 x 40, of all or of a window."""
     rng = np.random.default_rng(0)
     images, views = [], []
     for number in range(num):
-        height, width = (int(size) for size in rng.integers(20, 900, 2))
-        images.append(torch.from_numpy(rng.integers(0, 256, (3, height, width), np.uint8)).to(DEVICE))
-        box_height, box_width = int(rng.integers(1, height + 1)), int(rng.integers(1, width + 1))
-        top, left = int(rng.integers(height - box_height + 1)), int(rng.integers(width - box_width + 1))
+        height, width = (int(size) for size in rng.integers(1, 900, 2))
+        image = torch.from_numpy(rng.integers(0, 256, (3, height + 9, width + 9), np.uint8)).to(DEVICE)
+        layout = torch.channels_last if number % 2 else torch.contiguous_format
+        images.append(image[None].contiguous(memory_format=layout)[0, :, 5 : 5 + height, 3 : 3 + width])
         window = Box(top=5, left=7, height=24, width=40) if number % 3 == 0 else None
         views.append(
             View(
-                box=Box(top=top, left=left, height=box_height, width=box_width),
+                box=Box(top=5, left=3, height=height, width=width),
                 full=(50, 60) if window else (24, 40),
                 window=window,
                 mirror=number % 2 == 1,
@@ -63,7 +65,7 @@ def test_one_kernel_draws_the_same_pixels_as_many() -> None:
     assert bool((outs[1][:2] == 7).all())
 
 
-def late_decoder(_: torch.device) -> Any:
+def late_decoder() -> Any:
     """Return a decoder that behaves like torchvision's: it writes, on its own stream, to memory of the current one."""
     stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     keys: dict[bytes, int] = {}
@@ -92,7 +94,7 @@ def test_images_are_not_overwritten_while_a_slow_consumer_delays_their_batch(pho
     ]
     batches = [samples[first : first + 4] for first in range(0, 24, 4)] * 3
     loader = DevicePrefetcher(batches, device=DEVICE, dtype=None)
-    loader._unpack = Unpacker(loader.device, find_decoder=late_decoder)
+    loader._unpack = Unpacker(loader.device, find_decoder=lambda _: WholeImages(late_decoder()))
     seen = []
     for images in loader:
         keep_busy()

@@ -13,6 +13,7 @@ import torch
 from mpload import DevicePrefetcher, GpuDecode, ImageDecoder, RandomResizedCrop
 from mpload.device.streams import AcceleratorStream
 from mpload.device.unpacking import Unpacker
+from tests.support.device_decoders import WholeImages
 from tests.support.large_batches import DEVICE, LargeBatches, keep_busy, large, memory_allocated
 from tests.support.streams import on_stream
 
@@ -73,8 +74,10 @@ def test_images_decoded_on_the_device_are_complete_beside_unpinned_tensors(photo
     files = [path.read_bytes() for path in sorted(photo_tree.rglob("*.JPEG"))[:4]]
     encoded = [[crop(file, np.random.default_rng(seed)) for file in files] for seed in range(6)]
     loader = DevicePrefetcher([(samples, torch.arange(4)) for samples in encoded], **RAW)
-    loader._unpack = Unpacker(loader.device, find_decoder=lambda _: decode)
-    expected = [Unpacker(torch.device("cpu"), find_decoder=lambda _: decode_here)(samples) for samples in encoded]
+    loader._unpack = Unpacker(loader.device, find_decoder=lambda _: WholeImages(decode))
+    expected = [
+        Unpacker(torch.device("cpu"), find_decoder=lambda _: WholeImages(decode_here))(samples) for samples in encoded
+    ]
     for (images, numbers), pixels in zip(loader, expected, strict=True):
         assert (images.cpu().int() - pixels.int()).abs().max() <= 1  # a device may sum in another order
         assert numbers.tolist() == [0, 1, 2, 3]

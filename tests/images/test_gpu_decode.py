@@ -24,6 +24,7 @@ from mpload.device.unpacking import Unpacker
 from mpload.errors import ArgumentError, MploadWarning, SampleError
 from mpload.images.gpu_decode import EncodedImage
 from mpload.images.resize import resize_into
+from tests.support.device_decoders import WholeImages
 from tests.support.photos import make_special_photos
 
 CPU = torch.device("cpu")
@@ -75,7 +76,7 @@ def test_a_device_that_decodes_whole_images_shows_the_same_regions(
 ) -> None:
     files = [path.read_bytes() for path in sorted(photo_tree.rglob("*.JPEG"))]
     batch = [called_encoded(crop, data, seed) for seed, data in enumerate(files)]
-    images = Unpacker(CPU, find_decoder=lambda _: decode_whole)([batch])[0]
+    images = Unpacker(CPU, find_decoder=lambda _: WholeImages(decode_whole))([batch])[0]
     for seed, (data, sample, image) in enumerate(zip(files, batch, images, strict=True)):
         view = EncodedImage.of(sample).view
         expected = np.empty(crop.output_shape, np.uint8)
@@ -128,7 +129,7 @@ def test_a_share_of_the_jpegs_is_left_to_the_device_and_the_others_have_the_pixe
     assert {EncodedImage.of(called_encoded(crop, data, seed)).view for seed in range(200)} == {
         EncodedImage.of(sample).view for sample in samples
     }
-    images = Unpacker(CPU, find_decoder=lambda _: decode_whole)([samples])[0].permute(0, 2, 3, 1).numpy()
+    images = Unpacker(CPU, find_decoder=lambda _: WholeImages(decode_whole))([samples])[0].permute(0, 2, 3, 1).numpy()
     for seed, (image, is_left) in enumerate(zip(images, left, strict=True)):
         assert is_left or np.array_equal(image, called(crop, data, seed))
 
@@ -190,7 +191,7 @@ def damaged(data: bytes) -> bytes:
     return data[: len(data) // 4] + b"\xff\xd9"
 
 
-@pytest.mark.parametrize("find_decoder", [lambda _: decode_whole, lambda _: None])
+@pytest.mark.parametrize("find_decoder", [lambda _: WholeImages(decode_whole), lambda _: None])
 def test_damage_found_by_the_device_is_an_error_that_names_the_sample(
     specials: dict[str, Path], find_decoder: Callable[[torch.device], Any]
 ) -> None:
@@ -212,7 +213,9 @@ def test_a_file_that_the_device_refuses_does_not_affect_the_others(specials: dic
         taken.extend(tensors)
         return decode_whole(tensors)
 
-    (images,) = Unpacker(CPU, find_decoder=lambda _: decode)([[called_encoded(crop, data) for data in files]])
+    (images,) = Unpacker(CPU, find_decoder=lambda _: WholeImages(decode))(
+        [[called_encoded(crop, data) for data in files]]
+    )
     assert len(taken) == 2
     assert np.array_equal(images[1].permute(1, 2, 0).numpy(), called(crop, files[1]))
 
