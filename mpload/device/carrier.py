@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from mpload.device.normalise import Normaliser
 from mpload.device.pinning import Pinner
-from mpload.device.staging import Allotment, Arena, BatchMemory, TensorSpec, is_plain, map_tensors, tensors_of
+from mpload.device.staging import CHANNELS_LAST, Allotment, Arena, BatchMemory, TensorSpec, is_plain, map_tensors, tensors_of
 from mpload.device.streams import Mark, SideStream
 
 __all__ = ["Carrier"]
@@ -128,11 +128,11 @@ class Carrier:
             copied.synchronize()
         if any(tensor.device.type != "cpu" for tensor in tensors):
             self._stream.follow_consumer()  # the consumer's queue may still be computing these tensors
-        sources = tensors if self._pinner is None else self._staged(tensors, self._pinner, lock)
         with self._stream.entered():
+            sources = tensors if self._pinner is None else self._staged(tensors, self._pinner, lock)
             landed = self._landing.cut([TensorSpec.of(tensor) for tensor in tensors])
-        for target, source in zip(landed, sources, strict=True):
-            self._stream.queue(self._copy, source, target)
+            for target, source in zip(landed, sources, strict=True):
+                self._stream.queue(self._copy, source, target)
         self._copying.append((self._stream.mark(), tensors))
         with self._user_entered():  # tensors that are not plain are copied by their own `to`, which blocks
             return _with_tensors(batch, landed, others=lambda tensor: tensor.to(self._device))
@@ -140,12 +140,14 @@ class Carrier:
     def _staged(
         self, tensors: list[torch.Tensor], pinner: Pinner, lock: Callable[[int], NDArray[Any] | None]
     ) -> list[torch.Tensor]:
-        """Return the tensors in pinned memory: copies of those that cannot be pinned in place, the others as is."""
-        with self._stream.entered():  # also makes the stream's device current
-            is_loose = [
-                tensor.device.type == "cpu" and not tensor.is_pinned() and not pinner.pin(tensor, lock)
-                for tensor in tensors
-            ]
+        """Return the tensors in pinned memory: copies of those that cannot be pinned in place, the others as is.
+
+        The stream's device must be current.
+        """
+        is_loose = [
+            tensor.device.type == "cpu" and not tensor.is_pinned() and not pinner.pin(tensor, lock)
+            for tensor in tensors
+        ]
         if not any(is_loose):
             return tensors
         self._pinned.reverse()  # now first: the arena of the batch before the last, whose copies are done
@@ -172,8 +174,9 @@ class Carrier:
         with self._user_entered():
             outs = memory.cut([self._spec(tensor) for tensor in tensors])
         self._stream.follow_consumer()  # the consumer's queued work may still use the previous batch in this memory
-        for tensor, out in zip(tensors, outs, strict=True):
-            self._stream.queue(self._convert, tensor, out)
+        with self._stream.entered():
+            for tensor, out in zip(tensors, outs, strict=True):
+                self._stream.queue(self._convert, tensor, out)
         return _with_tensors(landed, outs)
 
     def _user_entered(self) -> AbstractContextManager[None]:
@@ -186,7 +189,7 @@ class Carrier:
     def _spec(self, tensor: torch.Tensor) -> TensorSpec:
         if self._normaliser is None or not self._normaliser.takes(tensor):
             return TensorSpec.of(tensor)
-        order = (0, 2, 3, 1) if self._channels_last else (0, 1, 2, 3)
+        order = CHANNELS_LAST if self._channels_last else (0, 1, 2, 3)
         return TensorSpec(shape=tuple(tensor.shape), dtype=self._normaliser.dtype, order=order)
 
     def _copy(self, source: torch.Tensor, target: torch.Tensor) -> None:

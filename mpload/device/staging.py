@@ -1,6 +1,7 @@
 """Batches as trees of values, and the memory of their tensors."""
 
 import dataclasses
+import math
 import weakref
 from collections import UserDict
 from collections.abc import Callable, Mapping
@@ -11,12 +12,24 @@ from typing import Any, Protocol
 import torch
 from torch.nn.utils.rnn import PackedSequence
 
-__all__ = ["Allotment", "Arena", "BatchMemory", "TensorSpec", "is_plain", "map_leaves", "map_tensors", "tensors_of"]
+__all__ = [
+    "CHANNELS_LAST",
+    "Allotment",
+    "Arena",
+    "BatchMemory",
+    "TensorSpec",
+    "is_plain",
+    "map_leaves",
+    "map_tensors",
+    "tensors_of",
+]
 
 _ALIGN_BYTES = 256
 """Alignment of tensors: that of accelerator allocators, on which wide loads rely."""
 _PLAIN = frozenset({str, bytes, int, float, bool, type(None)})
 """Types that contain no tensors. Batches contain many such values, so they are skipped first."""
+CHANNELS_LAST = (0, 2, 3, 1)
+"""`TensorSpec.order` of images in `channels_last`."""
 _CARRIED_OF_PACKED = "data", "sorted_indices", "unsorted_indices"
 
 
@@ -101,7 +114,7 @@ class TensorSpec:
     shape: tuple[int, ...]
     dtype: torch.dtype
     order: tuple[int, ...]
-    """The dimensions, from the outermost in memory to the innermost: (0, 2, 3, 1) is `channels_last`."""
+    """The dimensions, from the outermost in memory to the innermost: see `CHANNELS_LAST`."""
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> "TensorSpec":
@@ -110,7 +123,11 @@ class TensorSpec:
         The copy to the device is then one transfer. A change of order would be made on the host first, and slowly.
         """
         order = tuple(range(tensor.ndim))
-        if not tensor.is_contiguous():
+        if tensor.is_contiguous():
+            pass
+        elif tensor.ndim == 4 and tensor.is_contiguous(memory_format=torch.channels_last):
+            order = CHANNELS_LAST
+        else:
             by_stride = tuple(sorted(order, key=tensor.stride, reverse=True))
             order = by_stride if tensor.permute(by_stride).is_contiguous() else order
         return cls(shape=tuple(tensor.shape), dtype=tensor.dtype, order=order)
@@ -118,18 +135,25 @@ class TensorSpec:
     @property
     def num_bytes(self) -> int:
         """Size of the values in memory."""
-        return torch.Size(self.shape).numel() * self.dtype.itemsize
+        return math.prod(self.shape) * self.dtype.itemsize
 
-    def over(self, block: torch.Tensor, start: int) -> torch.Tensor:
-        """View `block` (uint8 [n]) from offset `start` as a tensor of this spec."""
-        values = block[start : start + self.num_bytes].view(self.dtype)
-        return values.view([self.shape[dim] for dim in self.order]).permute(
-            [*map(self.order.index, range(len(self.order)))]
-        )
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """For each dimension, the distance in memory from one index to the next, in values."""
+        strides, distance = [1] * len(self.shape), 1
+        for dim in reversed(self.order):
+            strides[dim] = distance
+            distance *= max(self.shape[dim], 1)
+        return tuple(strides)
+
+    def over(self, storage: torch.UntypedStorage, start: int) -> torch.Tensor:
+        """Return a tensor of this spec over the memory of `storage` from byte `start`, a multiple of the item size."""
+        values = torch.empty(0, dtype=self.dtype, device=storage.device)
+        return values.set_(storage, start // self.dtype.itemsize, self.shape, self.strides)
 
     def empty(self, device: torch.device) -> torch.Tensor:
         """Return an uninitialised tensor of this spec in new memory."""
-        return torch.empty_permuted(self.shape, self.order, dtype=self.dtype, device=device)
+        return torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device=device)
 
 
 class BatchMemory(Protocol):
@@ -240,5 +264,4 @@ class Arena:
         # the last tensor, so a weak reference to it shows whether any tensor is held.
         storage = self._block.untyped_storage()[:end]
         self._lease = weakref.ref(storage)
-        block = torch.empty(0, dtype=torch.uint8, device=self._device).set_(storage)
-        return [spec.over(block, start) for spec, start in zip(specs, starts, strict=True)]
+        return [spec.over(storage, start) for spec, start in zip(specs, starts, strict=True)]

@@ -3,9 +3,9 @@
 Events order the two queues. The host waits for neither.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Protocol
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Protocol
 
 import torch
 
@@ -29,7 +29,10 @@ class SideStream(Protocol):
     """Whether queued work may still be running when the call returns."""
 
     def queue(self, work: Callable[..., object], *tensors: torch.Tensor) -> None:
-        """Queue the copies or kernels of `work(*tensors)`. The caller must keep the tensors until they are done."""
+        """Queue the copies or kernels of `work(*tensors)`. Call it inside `entered()`.
+
+        The caller must keep the tensors until they are done.
+        """
 
     def entered(self) -> AbstractContextManager[None]:
         """Return a context in which all device work goes to the end of this queue."""
@@ -82,6 +85,27 @@ class InlineStream:
         """Do nothing."""
 
 
+class _Entered:
+    """Makes a stream current. A class, because `contextmanager` would double the host's time for it."""
+
+    __slots__ = ("_consumer", "_device", "_index", "_module", "_stream")
+
+    def __init__(self, stream: torch.Stream, device: torch.device, module: Any) -> None:
+        self._stream = stream
+        self._device = device
+        self._module = module
+
+    def __enter__(self) -> None:
+        self._index = self._module.current_device()
+        self._consumer = torch.accelerator.current_stream(self._device)
+        torch.accelerator.set_stream(self._stream)  # also makes its device current
+
+    def __exit__(self, *_: object) -> None:
+        torch.accelerator.set_stream(self._consumer)
+        if self._module.current_device() != self._index:
+            self._module.set_device(self._index)
+
+
 class AcceleratorStream:
     """A stream of an accelerator, through torch's generic API."""
 
@@ -89,25 +113,16 @@ class AcceleratorStream:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._module = torch.get_device_module(device)
+        self._module: Any = torch.get_device_module(device)
         self._stream = torch.Stream(device=device)
 
     def queue(self, work: Callable[..., object], *tensors: torch.Tensor) -> None:
-        """Launch the work on the stream."""
-        with self.entered():
-            work(*tensors)
+        """Launch the work on the current stream, which is this one inside `entered()`."""
+        work(*tensors)
 
-    @contextmanager
-    def entered(self) -> Iterator[None]:
-        """Make this stream current; restore the previous stream and device afterwards."""
-        index = self._module.current_device()
-        consumer = torch.accelerator.current_stream(self._device)
-        torch.accelerator.set_stream(self._stream)
-        try:
-            yield
-        finally:
-            torch.accelerator.set_stream(consumer)
-            self._module.set_device(index)
+    def entered(self) -> AbstractContextManager[None]:
+        """Return a context that makes this stream current, and restores the previous stream and device afterwards."""
+        return _Entered(self._stream, self._device, self._module)
 
     def mark(self) -> Mark:
         """Record an event."""
