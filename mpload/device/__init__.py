@@ -9,7 +9,7 @@ pinning     Pinner: page-locks the loader's slots, so that the device can copy f
 normalise   Normaliser: converts uint8 pixels to a normalised dtype in one pass
 seeding     PerSample: torch random numbers that depend only on the batch or the sample
 unpacking   Unpacker: decodes images that `GpuDecode` left to the device
-jpeg_decoders  nvImageCodec and torchvision
+jpeg_decoders  the decoder that torchvision brings
 drawing     crops, resizes and mirrors the decoded images, several kernels for each
 view_kernel the same with one kernel for a whole batch, in Triton
 ```

@@ -1,18 +1,14 @@
-"""Decoders of JPEGs on the device: nvImageCodec, or else torchvision, which both use nvJPEG."""
+"""The decoder of JPEGs on the device: torchvision, which uses nvJPEG."""
 
-import importlib.util
-import os
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
-import numpy as np
 import torch
-from torch.utils.dlpack import from_dlpack
 
 from mpload.images.jpeg_header import ImageBytes
 from mpload.images.resize import Box
 
-__all__ = ["DeviceDecoder", "NvImageCodecDecoder", "TorchvisionDecoder", "device_decoder"]
+__all__ = ["DeviceDecoder", "TorchvisionDecoder", "device_decoder"]
 
 
 class DeviceDecoder(Protocol):
@@ -28,70 +24,17 @@ class DeviceDecoder(Protocol):
 
 
 def device_decoder(device: torch.device) -> DeviceDecoder | None:
-    """Return a decoder for a CUDA device; None for other devices, or if no package for it is installed."""
+    """Return a decoder for a CUDA device; None for other devices, or if torchvision is not installed."""
     if device.type != "cuda":
         return None
-    for kind in (NvImageCodecDecoder, TorchvisionDecoder):
-        try:
-            return kind(device)
-        except (ImportError, AttributeError, RuntimeError, TypeError):  # missing, too old, or built for another CUDA
-            continue
-    return None
-
-
-class NvImageCodecDecoder:
-    """Decodes only the boxes, with the GPU's JPEG engines, its cores and threads of this process at the same time.
-
-    Memory: on the device, the largest boxes so far, for as many images as the largest batch has had.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        if importlib.util.find_spec("nvidia") is None:
-            raise ModuleNotFoundError("nvidia.nvimgcodec is not installed")
-        from nvidia import nvimgcodec  # noqa: PLC0415  optional
-
-        self._codec: Any = nvimgcodec
-        self._device = device
-        kinds = nvimgcodec.BackendKind
-        self._decoder = nvimgcodec.Decoder(
-            device_id=device.index or 0,
-            max_num_cpu_threads=len(os.sched_getaffinity(0)),
-            backends=[nvimgcodec.Backend(kind) for kind in (kinds.HW_GPU_ONLY, kinds.GPU_ONLY, kinds.HYBRID_CPU_GPU)],
-        )
-        self._params = nvimgcodec.DecodeParams(
-            apply_exif_orientation=False, sample_format=nvimgcodec.SampleFormat.I_RGB
-        )
-        self._memory: list[Any] = []
-        """Images whose memory the next batch uses again."""
-
-    def __call__(self, files: Sequence[ImageBytes], boxes: Sequence[Box], /) -> list[torch.Tensor | None]:
-        """Decode the boxes; see `DeviceDecoder`."""
-        streams = [self._stream(file, box) for file, box in zip(files, boxes, strict=True)]
-        readable = [stream for stream in streams if stream is not None]
-        memory, self._memory = self._memory, []
-        images = iter(
-            self._decoder.decode(
-                readable,
-                images=memory[: len(readable)] if len(memory) >= len(readable) else None,
-                params=self._params,
-                cuda_stream=torch.cuda.current_stream(self._device).cuda_stream,
-            )
-        )
-        found = [None if stream is None else next(images) for stream in streams]
-        if None not in found:
-            self._memory = [*found, *memory[len(found) :]]
-        return [None if image is None else from_dlpack(image).permute(2, 0, 1) for image in found]
-
-    def _stream(self, file: ImageBytes, box: Box) -> Any | None:
-        region = self._codec.Region(box.top, box.left, box.top + box.height, box.left + box.width)
-        try:
-            return self._codec.CodeStream(np.frombuffer(file, np.uint8)).get_sub_code_stream(region=region)
-        except RuntimeError:  # not a JPEG to this library
-            return None
+    try:
+        return TorchvisionDecoder(device)
+    except (ImportError, RuntimeError):  # RuntimeError if it was built for another torch
+        return None
 
 
 class TorchvisionDecoder:
-    """Decodes whole images, of which it returns the boxes."""
+    """Decodes whole images, of which it returns the boxes. nvJPEG does not notice damage in the middle of a file."""
 
     def __init__(self, device: torch.device) -> None:
         from torchvision.io import ImageReadMode, decode_jpeg  # type: ignore[import-not-found, unused-ignore]  # noqa: PLC0415  optional

@@ -22,10 +22,10 @@ __all__ = ["Unpacker"]
 class Unpacker:
     """Replaces lists of encoded images with tensors: uint8 [B, 3, H, W] in `channels_last`, on the device.
 
-    The work has a stream of its own. Decoders write to memory that they have used before, on streams that do not wait
-    for the current one: torchvision takes it from the current stream's pool, nvImageCodec uses its own again. So it
-    must have no queued readers: before images are decoded, the host waits until those of the batch before are drawn. On
-    the stream that copies batches, it would have to wait for the consumer's steps.
+    The work has a stream of its own. torchvision takes the memory of decoded images from the current stream's pool, but
+    writes to it on a stream that does not wait for the current one. So memory that is given back here must not have
+    queued readers: before images are decoded, the host waits until those of the batch before are drawn. On the stream
+    that copies batches, it would have to wait for the consumer's steps.
 
     Args:
         device: device for the tensors.
@@ -64,7 +64,7 @@ class Unpacker:
         if decoder is None and self._device.type != "cpu":
             warnings.warn(
                 f"no JPEG decoder for {self._device}: this process decodes on the CPU, which workers would do faster. "
-                "Run pip install 'nvidia-nvimgcodec-cu13[nvjpeg]' (cu12 for CUDA 12), or leave GpuDecode out",
+                "Run pip install torchvision, or leave GpuDecode out",
                 MploadWarning,
                 stacklevel=5,
             )

@@ -63,7 +63,8 @@ class GpuDecode:
 
     The regions are the same as if `crop` ran on the CPU. Pixels differ by rounding, and by more if the CPU would decode
     at a smaller scale. Workers decode what the device does not support (other formats, CMYK, EXIF orientations,
-    truncated files), and the error policy applies there. Without a `DevicePrefetcher`, a batch holds a list of bytes.
+    truncated files), and the error policy applies there. A device may show a file that is damaged in the middle without
+    an error. Without a `DevicePrefetcher`, a batch holds a list of bytes.
 
     If the device decodes more slowly than the workers could, or the workers have nothing else to do, let both decode:
     choose a `share` with which neither waits. Which JPEGs the device decodes depends on seed, epoch and sample only.
