@@ -11,7 +11,16 @@ from numpy.typing import NDArray
 
 from mpload.device.normalise import Normaliser
 from mpload.device.pinning import Pinner
-from mpload.device.staging import CHANNELS_LAST, Allotment, Arena, BatchMemory, TensorSpec, is_plain, map_tensors, tensors_of
+from mpload.device.staging import (
+    CHANNELS_LAST,
+    Allotment,
+    Arena,
+    BatchMemory,
+    TensorSpec,
+    is_plain,
+    map_tensors,
+    tensors_of,
+)
 from mpload.device.streams import Mark, SideStream
 
 __all__ = ["Carrier"]
