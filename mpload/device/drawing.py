@@ -1,14 +1,12 @@
 """Draws views of images that are on the device: crops, resizes and mirrors a whole batch."""
 
-import importlib.util
-import os
-import shutil
 from collections.abc import Sequence
 from typing import Protocol
 
 import torch
 from torch.nn.functional import interpolate
 
+from mpload.device.kernels import can_compile
 from mpload.images.resize import View
 
 __all__ = ["DrawViews", "draw_each", "find_draw_views"]
@@ -32,8 +30,7 @@ class DrawViews(Protocol):
 
 def find_draw_views(device: torch.device) -> DrawViews:
     """Return how to draw on `device`: with one kernel per batch where Triton can compile it, else several per image."""
-    has_compiler = bool(os.environ.get("CC")) or any(map(shutil.which, ("cc", "gcc", "clang")))
-    if device.type != "cuda" or not has_compiler or importlib.util.find_spec("triton") is None:
+    if not can_compile(device):
         return draw_each
     from mpload.device.view_kernel import draw_together  # noqa: PLC0415  needs the optional package triton
 

@@ -8,6 +8,7 @@ import cv2
 import torch
 from numpy.typing import NDArray
 
+from mpload.device.kernels import can_compile
 from mpload.errors import ArgumentError
 
 __all__ = ["Normaliser"]
@@ -47,6 +48,8 @@ class Normaliser:
         self._table = _as_numbers(table).numpy()[None]  # [1, 256, channels], as OpenCV expects
         self._scale = (1 / (255 * stds)).float()[:, None, None]
         self._bias = (-means / stds).float()[:, None, None]
+        self._kernel: Any = None
+        """The module `convert_kernel` if it is faster on the device than torch's own kernels."""
 
     def takes(self, tensor: torch.Tensor) -> bool:
         """Return whether a tensor is a batch of images: uint8 [B, C, H, W] with as many channels as `mean`."""
@@ -63,7 +66,11 @@ class Normaliser:
         if out.device.type != "cpu":
             if self._scale.device != out.device:
                 self._scale, self._bias = self._scale.to(out.device), self._bias.to(out.device)
-            torch.addcmul(self._bias, images, self._scale, out=out)  # one kernel, cast included; not so on CPUs
+                self._kernel = _find_kernel(out.device)
+            if self._kernel is not None and self._kernel.takes(images, out):
+                self._kernel.convert(images, self._scale, self._bias, out)
+            else:
+                torch.addcmul(self._bias, images, self._scale, out=out)  # one kernel, cast included; not so on CPUs
         elif not out.numel():
             pass
         elif out.is_contiguous(memory_format=torch.channels_last):
@@ -74,6 +81,15 @@ class Normaliser:
             for planes, plane_outs in zip(images.contiguous(), out, strict=True):
                 for channel, (plane, plane_out) in enumerate(zip(planes, plane_outs, strict=True)):
                     _look_up(plane[..., None], self._table[..., channel : channel + 1], plane_out[..., None])
+
+
+def _find_kernel(device: torch.device) -> Any:
+    """Return the module `convert_kernel` if Triton can compile it for `device`, else None."""
+    if not can_compile(device):
+        return None
+    from mpload.device import convert_kernel  # noqa: PLC0415  needs the optional package triton
+
+    return convert_kernel
 
 
 def _look_up(pixels: torch.Tensor, table: NDArray[Any], out: torch.Tensor) -> None:

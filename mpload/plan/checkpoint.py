@@ -1,7 +1,7 @@
 """A checkpoint: the position of a run, as a few integers and two strings that identify its index and order."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Any, Self
 
 from mpload.errors import StateError
@@ -71,7 +71,9 @@ class State:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the state as a dict of integers, strings and lists, which JSON and `torch.save` can store."""
-        stored = asdict(self)
+        stored: dict[str, Any] = {
+            field.name: getattr(self, field.name) for field in fields(self)
+        }  # faster than `asdict`
         changes, segments = stored.pop("changes"), stored.pop("segments")
         if self.num_samples is None:
             del stored["num_samples"]

@@ -104,6 +104,26 @@ def test_an_error_in_a_transform_leaves_the_current_stream_and_device_as_they_we
     assert [labels[0].item() for _, labels in loader] == list(range(6))
 
 
+def test_an_error_in_queued_work_leaves_the_current_stream_and_device_as_they_were() -> None:
+    def broken(_: torch.Tensor) -> None:
+        raise ValueError("this work is broken")
+
+    stream = AcceleratorStream(torch.device(DEVICE.type, 0))
+    outer = AcceleratorStream(torch.device(DEVICE.type, 0))
+    try:
+        for index in range(torch.accelerator.device_count()):
+            torch.accelerator.set_device_index(index)
+            before = torch.accelerator.current_stream(0)
+            with outer.entered():
+                entered = torch.accelerator.current_stream()
+                with pytest.raises(ValueError, match="this work is broken"), stream.entered():
+                    stream.queue(broken, torch.zeros(1))
+                assert torch.accelerator.current_stream() == entered
+            assert (torch.accelerator.current_stream(0), torch.accelerator.current_device_index()) == (before, index)
+    finally:
+        torch.accelerator.set_device_index(0)
+
+
 @needs_cuda
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta state:UserWarning")
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage:UserWarning")
