@@ -4,7 +4,7 @@ import dataclasses
 import math
 import weakref
 from collections import UserDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from copy import copy
 from functools import partial
 from typing import Any, Protocol
@@ -50,8 +50,12 @@ def map_leaves(batch: Any, function: Callable[[Any], Any], *, is_leaf: Callable[
         return batch
     if is_leaf(batch):
         return function(batch)
+    if isinstance(batch, torch.Tensor):
+        return batch
     # Not a recursive closure: its reference cycle would keep `function`, and its tensors, until garbage collection.
     mapped = partial(map_leaves, function=function, is_leaf=is_leaf)
+    if type(batch) is tuple:  # the most frequent container, before slower checks
+        return tuple(map(mapped, batch))
     if isinstance(batch, dict | UserDict):
         mapping = copy(batch)
         for key, value in batch.items():
@@ -83,14 +87,17 @@ def tensors_of(batch: Any) -> list[torch.Tensor]:
         return []
     if isinstance(batch, torch.Tensor):
         return [batch]
-    if isinstance(batch, Mapping):
-        values = list(batch.values())
+    values: Iterable[Any]
+    if type(batch) is tuple:
+        values = batch
+    elif isinstance(batch, Mapping):
+        values = batch.values()
     elif isinstance(batch, PackedSequence):
         values = [getattr(batch, name) for name in _CARRIED_OF_PACKED]
     elif isinstance(batch, list | tuple):
-        values = list(batch)
+        values = batch
     elif dataclasses.is_dataclass(batch) and not isinstance(batch, type):
-        values = list(_values_of(batch).values())
+        values = _values_of(batch).values()
     else:
         return []
     return [tensor for value in values for tensor in tensors_of(value)]

@@ -88,16 +88,16 @@ class InlineStream:
 class _Entered:
     """Makes a stream current. A class, because `contextmanager` would double the host's time for it."""
 
-    __slots__ = ("_consumer", "_device", "_index", "_module", "_stream")
+    __slots__ = ("_consumer", "_index", "_module", "_number", "_stream")
 
-    def __init__(self, stream: torch.Stream, device: torch.device, module: Any) -> None:
+    def __init__(self, stream: torch.Stream, number: int | None, module: Any) -> None:
         self._stream = stream
-        self._device = device
+        self._number = number
         self._module = module
 
     def __enter__(self) -> None:
         self._index = self._module.current_device()
-        self._consumer = torch.accelerator.current_stream(self._device)
+        self._consumer = torch.accelerator.current_stream(self._number)
         torch.accelerator.set_stream(self._stream)  # also makes its device current
 
     def __exit__(self, *_: object) -> None:
@@ -113,6 +113,8 @@ class AcceleratorStream:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
+        self._number = device.index
+        """Names the device in calls to torch, which look up the accelerator if they get a `torch.device`."""
         self._module: Any = torch.get_device_module(device)
         self._stream = torch.Stream(device=device)
 
@@ -122,7 +124,7 @@ class AcceleratorStream:
 
     def entered(self) -> AbstractContextManager[None]:
         """Return a context that makes this stream current, and restores the previous stream and device afterwards."""
-        return _Entered(self._stream, self._device, self._module)
+        return _Entered(self._stream, self._number, self._module)
 
     def mark(self) -> Mark:
         """Record an event."""
@@ -130,19 +132,19 @@ class AcceleratorStream:
 
     def follow_consumer(self) -> None:
         """Make the device wait for an event on the current stream."""
-        self._stream.wait_event(torch.accelerator.current_stream(self._device).record_event())
+        self._stream.wait_event(torch.accelerator.current_stream(self._number).record_event())
 
     def lead_consumer(self, mark: Mark) -> None:
         """Make the current stream wait for `mark` on the device."""
         if not isinstance(mark, torch.Event):
             raise TypeError(f"mark must be a torch.Event, got {type(mark).__name__}")
-        torch.accelerator.current_stream(self._device).wait_event(mark)
+        torch.accelerator.current_stream(self._number).wait_event(mark)
 
     def lend(self, tensor: torch.Tensor) -> None:
         """Tell the allocator that the current stream uses the tensor, in addition to the tensor's own stream."""
         if tensor.device == self._device:
             for part in _parts(tensor):
-                part.record_stream(torch.accelerator.current_stream(self._device))
+                part.record_stream(torch.accelerator.current_stream(self._number))
 
 
 _SPARSE_PARTS = {
