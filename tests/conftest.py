@@ -74,8 +74,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Exclude tests that are slow, need a quiet machine or need an accelerator from `-m "not processes"` too."""
+    """Exclude tests that are slow, need a quiet machine or need an accelerator from `-m "not processes"` too.
+
+    Slow tests have more time, unless they say how much: on a machine with other work, some take minutes.
+    """
     for item in items:
+        if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(600))
         if any(item.get_closest_marker(name) for name in ("slow", "quiet", "gpu")):
             item.add_marker("processes")
 
