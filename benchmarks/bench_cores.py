@@ -3,12 +3,13 @@
     python benchmarks/bench_cores.py --data DIR [--workers 1 2 4 8 16] [--only NAME ...] [--rounds 3] [--seconds 2.5]
     python benchmarks/bench_cores.py --quick
 
-Contestants make random crops of 224 x 224 from photographs of ImageNet's sizes. "loops" is no loader: as many processes
-as there are workers, and each decodes with mpload's codec into memory of its own, so that nothing but the machine's
-cores, caches and memory limits it. "copies" is the machine's memory bandwidth: as many processes copy arrays that are
-larger than the caches. The contestants take turns. Each turn starts a process, which runs one second unmeasured, and
-then `--seconds`. The machine needs a core for the training process beside those of the workers; where there are as many
-workers as cores, they share them. Records: benchmarks/records/cores.jsonl.
+Contestants make random crops of 224 x 224 from photographs of ImageNet's sizes, in one long epoch. "loops" is no
+loader: as many processes as there are workers decode with mpload's codec, one photograph after the other, into memory
+of their own, so that nothing but the machine's cores, caches and memory limits them. "copies" is the machine's memory
+bandwidth: as many processes copy arrays that are larger than the caches. The contestants take turns. Each turn starts a
+process, which runs one second unmeasured, and then `--seconds`. The machine needs a core for the training process
+beside those of the workers; where there are as many workers as cores, they share them. Records:
+benchmarks/records/cores.jsonl.
 """
 
 import argparse
@@ -23,16 +24,15 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import psutil
+from photographs import photographs, write_listing
 from records import write_record
 
-ROOT = Path(__file__).parents[1]
 BATCH_SIZE = 256
 COPY_BYTES = 256 << 20
 WARM_SECONDS = 1.0
@@ -47,12 +47,14 @@ LOADERS = {
 # The process of a contestant.
 
 
-def run_loader(name: str, data: Path, num_workers: int, seconds: float) -> dict[str, float]:
+def run_loader(name: str, listing: Path, num_workers: int, seconds: float) -> dict[str, float]:
     """Return the images/s of a loader, and the CPU time it takes."""
     from peers.race import Output, Race
 
     module, contestant = LOADERS[name]
-    race = Race(data=data, output=Output.UINT8, batch_size=BATCH_SIZE, num_workers=num_workers)
+    race = Race(
+        data=listing.parent, output=Output.UINT8, batch_size=BATCH_SIZE, num_workers=num_workers, listing=listing
+    )
     epoch = importlib.import_module(f"peers.{module}").CONTESTANTS[contestant].start(race)
     begun, num_images, cpu, own_cpu = 0.0, 0, 0.0, 0.0
     warm = time.perf_counter() + WARM_SECONDS
@@ -128,45 +130,16 @@ def tree_cpu_seconds() -> float:
     return float(sum(each.user + each.system for each in times))
 
 
-def contestant(name: str, data: Path, num_workers: int, seconds: float) -> dict[str, float]:
+def contestant(name: str, listing: Path, num_workers: int, seconds: float) -> dict[str, float]:
     if name == "copies":
         return {"gb_per_second": round(run_many(partial(copy, COPY_BYTES), num_workers, seconds), 2)}
     if name == "loops":
-        paths = sorted((data / "photos").rglob("*.JPEG"))
+        paths = sorted(listing.parent.rglob("*.JPEG"))
         return {"images_per_second": round(run_many(partial(loop, paths), num_workers, seconds), 1)}
-    return run_loader(name, data, num_workers, seconds)
+    return run_loader(name, listing, num_workers, seconds)
 
 
 # The benchmark.
-
-
-def make_photos(data: Path, num_images: int) -> None:
-    """Write the photographs and the index, unless they exist."""
-    import mpload
-
-    sys.path.insert(0, str(ROOT))
-    from tests.support.photos import make_photo_tree
-
-    num_parts = 16
-    if not (data / "train.txt").exists():
-        with ProcessPoolExecutor() as pool:
-            parts = [
-                pool.submit(
-                    make_photo_tree,
-                    data / "photos" / f"part{seed:02}",
-                    num_images=max(1, num_images // num_parts),
-                    num_classes=1,
-                    seed=seed,
-                    grain=10,
-                )
-                for seed in range(num_parts)
-            ]
-            for part in parts:
-                part.result()
-        for number in range(num_parts):  # one folder per class, as the contestants expect
-            (data / "photos" / f"part{number:02}" / "n00000000").rename(data / "photos" / f"n{number:08}")
-            (data / "photos" / f"part{number:02}").rmdir()
-        mpload.build_index(data / "photos", data / "train.txt")
 
 
 def main() -> None:
@@ -179,23 +152,25 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=2.5, help="length of a turn")
     parser.add_argument("--case", help=argparse.SUPPRESS)
+    parser.add_argument("--listing", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.case:
         name, num_workers = json.loads(arguments.case)
-        print(json.dumps(contestant(name, arguments.data, num_workers, arguments.seconds)))
+        print(json.dumps(contestant(name, arguments.listing, num_workers, arguments.seconds)))
         return
     if arguments.quick:
         arguments.num_images, arguments.workers, arguments.rounds, arguments.seconds = 64, [1, 2], 1, 0.2
         arguments.only = ["mpload", "loops", "copies"]
     with tempfile.TemporaryDirectory() as temporary:
-        data = (arguments.data or Path(temporary)).absolute()
-        make_photos(data, arguments.num_images)
+        photos = photographs((arguments.data or Path(temporary)).absolute(), arguments.num_images)
+        epoch_samples = 1 << (12 if arguments.quick else 18)
+        listing = write_listing(photos, epoch_samples)
         names = list(dict.fromkeys(arguments.only))
         cases = [(name, num_workers) for num_workers in arguments.workers for name in names]
         results: dict[tuple[str, int], list[dict[str, float]]] = {case: [] for case in cases}
         for number in range(arguments.rounds):
             for case in random.Random(number).sample(cases, len(cases)):
-                found = turn(case, data, arguments.seconds)
+                found = turn(case, listing, arguments.seconds)
                 print(json.dumps([*case, found]), flush=True)
                 results[case] += [found] if found else []
     for (name, num_workers), turns in results.items():
@@ -209,16 +184,17 @@ def main() -> None:
             "num_workers": num_workers,
             "batch_size": BATCH_SIZE,
             "num_images": arguments.num_images,
+            "epoch_samples": epoch_samples,
         }
         print(json.dumps({**described, **figures}))
         if not arguments.quick:
             write_record("cores", described, figures)
 
 
-def turn(case: tuple[str, int], data: Path, seconds: float) -> dict[str, float]:
+def turn(case: tuple[str, int], listing: Path, seconds: float) -> dict[str, float]:
     """Return the figures of a contestant, or nothing if it fails: its packages may not be installed."""
     command = [sys.executable, "-W", "ignore", __file__, "--case", json.dumps(case)]
-    options = ["--data", str(data), "--seconds", str(seconds)]
+    options = ["--listing", str(listing), "--seconds", str(seconds)]
     try:
         done = subprocess.run([*command, *options], capture_output=True, text=True, check=True, timeout=120)
     except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:

@@ -19,7 +19,6 @@ import argparse
 import importlib
 import json
 import os
-import random
 import shutil
 import signal
 import subprocess
@@ -28,7 +27,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -38,10 +36,10 @@ import psutil
 import torch
 from device_feeds import Batches, Feed, Setting, contestants, dataset
 from feeds import MEAN, SIZE, STD, TrainingStep
+from photographs import NUM_CLASSES, photographs, write_listing
 from records import write_record
 
 ROOT = Path(__file__).parents[1]
-NUM_SEEDS, CLASSES_EACH = 16, 8
 LARGEST_SIDE = 1500
 """Of the photographs that `make_photo_tree` makes, in pixels."""
 WARM_SECONDS, WARM_BATCHES = 1.5, 10
@@ -184,7 +182,7 @@ def check(batch: tuple[torch.Tensor, torch.Tensor], feed: Feed, setting: Setting
         faults.append(f"images on {images.device} and labels on {labels.device}")
     if abs(mean) > 0.7 or not 0.5 < spread < 1.6:
         faults.append(f"a mean of {mean} and a spread of {spread}")
-    if not 0 <= int(labels.min()) <= int(labels.max()) < NUM_SEEDS * CLASSES_EACH:
+    if not 0 <= int(labels.min()) <= int(labels.max()) < NUM_CLASSES:
         faults.append(f"labels from {int(labels.min())} to {int(labels.max())}")
     if feed.largest_difference is not None and not faults:
         wanted, wanted_labels = next(iter(dataset(setting)))
@@ -211,39 +209,6 @@ def found_version(library: str | None) -> str | None:
 
 
 # In the first process.
-
-
-def photographs(data: Path, num: int) -> Path:
-    """Make the photographs unless they exist; return their folder."""
-    folder = data / f"photos-{num}"
-    done = folder / "done"
-    if not done.exists():
-        if folder.exists():  # not complete
-            shutil.rmtree(folder)
-        with ProcessPoolExecutor() as pool:
-            list(pool.map(make_photographs, [folder] * NUM_SEEDS, [num // NUM_SEEDS] * NUM_SEEDS, range(NUM_SEEDS)))
-        done.touch()
-    return folder
-
-
-def make_photographs(folder: Path, num: int, seed: int) -> None:
-    sys.path.insert(0, str(ROOT))
-    from tests.support.photos import make_photo_tree
-
-    make_photo_tree(folder / str(seed), num_images=num, num_classes=CLASSES_EACH, seed=seed, grain=10)
-
-
-def write_listing(folder: Path, num_lines: int) -> Path:
-    """Write a shuffled list that names each photograph as often as needed."""
-    classes = sorted(path for path in folder.glob("*/*") if path.is_dir())
-    lines = [
-        f"{path.relative_to(folder)} {label}\n" for label, each in enumerate(classes) for path in sorted(each.iterdir())
-    ]
-    repeated = lines * -(-num_lines // len(lines))
-    random.Random(0).shuffle(repeated)
-    listing = folder / "listing.txt"
-    listing.write_text("".join(repeated), encoding="utf-8")
-    return listing
 
 
 def results(name: str, arguments: argparse.Namespace, options: list[str]) -> Iterator[dict[str, Any]]:
