@@ -301,13 +301,13 @@ def endless(batches: Iterable[Any]) -> Iterator[Any]:
 def contestants(shares: Iterable[float]) -> dict[str, Feed]:
     """Return all contestants by name; `shares` are the fractions of photographs that mpload decodes on the GPU."""
     mixed = {
-        f"mpload, mixed {share:g}": Feed(start=ours(partial(on_gpu, share=share)), largest_difference=12.0)
+        f"mpload, mixed {share:g}": Feed(start=ours(partial(on_gpu, share=share)), largest_difference=3.0)
         for share in shares
     }
     return {
         "no loader": Feed(start=resident, is_loader=False),
         "mpload": Feed(start=ours(crop), largest_difference=2.0),
-        "mpload, decoded on the GPU": Feed(start=ours(on_gpu), largest_difference=12.0, library="torchvision"),
+        "mpload, decoded on the GPU": Feed(start=ours(on_gpu), largest_difference=3.0, library="torchvision"),
         **mixed,
         "DataLoader": Feed(start=stock("opencv")),
         "DataLoader, simplejpeg": Feed(start=stock("simplejpeg")),

@@ -82,7 +82,7 @@ def hidden_sentence() -> str:
         return ""
     device = newest_device(device_records("hidden"))
     return paragraph(
-        f"Measured on an {device} with batches of {largest}: of the time that copy and conversion take, "
+        f"Measured on one {device} with batches of {largest}: of the time that copy and conversion take, "
         f"a `DevicePrefetcher` hides {' and '.join(shares)}."
     )
 

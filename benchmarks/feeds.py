@@ -46,11 +46,9 @@ def pixels(batch_samples: int) -> torch.Tensor:
 class HostBatches:
     """`num` batches in host memory: two batches, made in advance, that alternate."""
 
-    def __init__(self, batch_samples: int, num: int, *, pinned: bool = True, dtype: str = "uint8") -> None:
+    def __init__(self, batch_samples: int, num: int, *, pinned: bool = True) -> None:
         self.num = num
         pairs = [(pixels(batch_samples), torch.randint(0, 1000, (batch_samples,))) for _ in range(2)]
-        if dtype == "float32":
-            pairs = [(chain(images), labels) for images, labels in pairs]
         self.pairs = [(each[0].pin_memory(), each[1].pin_memory()) if pinned else each for each in pairs]
 
     def __len__(self) -> int:
@@ -84,14 +82,13 @@ class DataPrefetcher:
             return None
         with torch.cuda.stream(self.stream):
             images, labels = (tensor.cuda(non_blocking=True) for tensor in batch)
-            return (chain(images) if images.dtype == torch.uint8 else images).bfloat16(), labels
+            return chain(images).bfloat16(), labels
 
 
 def plain_batches(loader: Iterable[Any]) -> Iterator[Any]:
     """Copy each batch when it is asked for, on the stream of the training step."""
     for images, labels in loader:
-        moved = images.cuda(non_blocking=True)
-        yield (chain(moved) if moved.dtype == torch.uint8 else moved).bfloat16(), labels.cuda(non_blocking=True)
+        yield chain(images.cuda(non_blocking=True)).bfloat16(), labels.cuda(non_blocking=True)
 
 
 def resident_batches(loader: Iterable[Any]) -> Iterator[Any]:

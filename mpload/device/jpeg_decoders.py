@@ -1,10 +1,12 @@
 """The decoder of JPEGs on the device: torchvision, which uses nvJPEG."""
 
+import warnings
 from collections.abc import Sequence
 from typing import Protocol
 
 import torch
 
+from mpload.errors import MploadWarning
 from mpload.images.jpeg_header import ImageBytes
 from mpload.images.resize import Box
 
@@ -29,15 +31,20 @@ def device_decoder(device: torch.device) -> DeviceDecoder | None:
         return None
     try:
         return TorchvisionDecoder(device)
-    except (ImportError, RuntimeError):  # RuntimeError if it was built for another torch
+    except (AttributeError, ImportError, RuntimeError):  # built for another torch, or its extension cannot be loaded
         return None
 
 
 class TorchvisionDecoder:
-    """Decodes whole images, of which it returns the boxes. nvJPEG does not notice damage in the middle of a file."""
+    """Decodes whole images, and returns the boxes cut out of them.
+
+    nvJPEG does not notice damage in the middle of a file.
+    """
 
     def __init__(self, device: torch.device) -> None:
         from torchvision.io import ImageReadMode, decode_jpeg  # type: ignore[import-not-found, unused-ignore]  # noqa: PLC0415  optional
+
+        _ = torch.ops.image.decode_jpegs_cuda  # AttributeError without torchvision's extension
 
         self._device = device
         self._mode = ImageReadMode.RGB
@@ -48,8 +55,14 @@ class TorchvisionDecoder:
         encoded = [torch.frombuffer(bytearray(file), dtype=torch.uint8) for file in files]
         try:
             images: list[torch.Tensor | None] = list(self._decode(encoded))
-        except RuntimeError:
+        except RuntimeError as error:
             images = [self._decoded_alone(file) for file in encoded]
+            if len(files) > 1 and not any(image is not None for image in images):
+                warnings.warn(
+                    f"the device decodes none of {len(files)} JPEGs, so this process does, which is slow: {error}",
+                    MploadWarning,
+                    stacklevel=2,
+                )
         return [image if image is None else _part(image, box) for image, box in zip(images, boxes, strict=True)]
 
     def _decode(self, encoded: list[torch.Tensor]) -> list[torch.Tensor]:

@@ -3,13 +3,40 @@
 import importlib.util
 import os
 import shutil
+import warnings
 
 import torch
+
+from mpload.errors import MploadWarning
 
 __all__ = ["can_compile"]
 
 
 def can_compile(device: torch.device) -> bool:
-    """Return whether Triton can compile kernels for `device`: it needs CUDA and, for its launcher, a C compiler."""
-    has_compiler = bool(os.environ.get("CC")) or any(map(shutil.which, ("cc", "gcc", "clang")))
-    return device.type == "cuda" and has_compiler and importlib.util.find_spec("triton") is not None
+    """Return whether Triton compiles and runs a small kernel on `device`; warn if it is installed, but fails.
+
+    It needs CUDA and, for its launcher, a C compiler.
+    """
+    has_compiler = "CC" in os.environ or any(map(shutil.which, ("gcc", "clang")))  # where Triton looks for one
+    if device.type != "cuda" or not has_compiler or importlib.util.find_spec("triton") is None:
+        return False
+    try:
+        _try_kernel(device)
+    except Exception as error:  # noqa: BLE001  compiler, headers, driver, cache folder: each raises another type
+        warnings.warn(
+            f"Triton does not work on {device}, so slower kernels of torch are used: {error!r:.300}. "
+            "Run pip uninstall triton if you do not need it",
+            MploadWarning,
+            stacklevel=2,
+        )
+        return False
+    return True
+
+
+def _try_kernel(device: torch.device) -> None:
+    from mpload.device.convert_kernel import convert  # noqa: PLC0415  needs the optional package triton
+
+    with torch.cuda.device(device):
+        pixels = torch.zeros(1, 3, 4, 4, dtype=torch.uint8, device=device)
+        numbers = torch.zeros(3, 1, 1, device=device)
+        convert(pixels, numbers, numbers, torch.empty(1, 3, 4, 4, device=device))

@@ -127,7 +127,8 @@ class DevicePrefetcher(Generic[Batch]):
         seed: seed for `device_transform`, used if the state of the loader contains none.
 
     Memory: up to `depth` batches, and on an accelerator one more batch of uint8 images. On the host, the tensors of two
-    batches, unless they are pinned already. On CUDA, the slots of an `MPLoader` are pinned until `release`. Batches
+    batches, unless they are pinned already. `GpuDecode` adds the photographs of a batch at full size and their crops,
+    which `stats` does not count. On CUDA, the slots of an `MPLoader` are pinned until `release`. Batches
     that you take directly from that loader in the meantime are pinned as well, so hold each one until your own
     `non_blocking` copy is done. See `stats`.
     Process: may be used only in the thread that iterates.

@@ -11,7 +11,7 @@ import torch
 from mpload.device.drawing import DrawViews, find_draw_views
 from mpload.device.jpeg_decoders import DeviceDecoder, device_decoder
 from mpload.device.staging import map_leaves
-from mpload.device.streams import Mark, SideStream, side_stream
+from mpload.device.streams import SideStream, side_stream
 from mpload.errors import DecodeError, MploadWarning, SampleError
 from mpload.images.gpu_decode import EncodedImage
 from mpload.images.image import open_image
@@ -24,8 +24,8 @@ class Unpacker:
 
     The work has a stream of its own. torchvision takes the memory of decoded images from the current stream's pool, but
     writes to it on a stream that does not wait for the current one. So memory that is given back here must not have
-    queued readers: before images are decoded, the host waits until those of the batch before are drawn. On the stream
-    that copies batches, it would have to wait for the consumer's steps.
+    queued readers: before images are decoded, the host waits until the previous batch is drawn. On the stream that
+    copies batches, it would have to wait for the consumer's steps.
 
     Args:
         device: device for the tensors.
@@ -37,8 +37,6 @@ class Unpacker:
     ) -> None:
         self._device = device
         self._find_decoder = find_decoder
-        self._drawn: Mark | None = None
-        """Reached when the images of the last batch are drawn."""
 
     def __call__(self, batch: Any) -> Any:
         """Return the batch, a tree of values as in `map_leaves`, with all encoded images decoded.
@@ -77,8 +75,8 @@ class Unpacker:
     def _images(self, images: list[EncodedImage]) -> torch.Tensor:
         with self._stream.entered():
             out = self._drawn_images(images)
-            self._drawn = self._stream.mark()
-        self._stream.lead_consumer(self._drawn)
+            drawn = self._stream.mark()
+        self._stream.lead_consumer(drawn)
         self._stream.lend(out)
         return out
 
@@ -89,8 +87,7 @@ class Unpacker:
         decoded: dict[int, torch.Tensor] = {}
         jpegs = [number for number, image in enumerate(images) if image.is_jpeg]
         if jpegs and self._decoder is not None:
-            if self._drawn is not None:
-                self._drawn.synchronize()
+            self._stream.mark().synchronize()
             parts = self._decoder(
                 [images[number].data for number in jpegs], [images[number].view.box for number in jpegs]
             )

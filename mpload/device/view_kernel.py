@@ -27,8 +27,9 @@ def draw_together(
     ]
     table = torch.tensor(rows, dtype=torch.int64, device="cpu", pin_memory=out.is_cuda)
     height, width = out.shape[1:3]
-    grid = (len(parts), triton.cdiv(height * width, _BLOCK))
-    _draw[grid](out, table.to(out.device, non_blocking=True), height, width, _NUM_COLUMNS, _BLOCK)
+    rows_there = table.to(out.device, non_blocking=True)
+    grid = (triton.cdiv(height * width, _BLOCK), len(parts))  # the first dimension may be the larger one
+    _draw[grid](out, rows_there, height, width, _NUM_COLUMNS, _BLOCK, enable_fp_fusion=True)  # see convert_kernel
 
 
 def _numbers(view: View) -> tuple[int, ...]:
@@ -42,7 +43,7 @@ def _draw(out, table, height, width, NUM_COLUMNS: tl.constexpr, BLOCK: tl.conste
     The triangle is as wide as the distance of the result's pixels in the part, at least one pixel; without
     antialiasing, exactly one pixel: bilinear interpolation. Weights of pixels beyond the edge go to the others.
     """
-    row = table + tl.program_id(0) * NUM_COLUMNS
+    row = table + tl.program_id(1) * NUM_COLUMNS
     part = tl.load(row).to(tl.pointer_type(tl.uint8))
     stride_color, stride_y, stride_x = tl.load(row + 1), tl.load(row + 2), tl.load(row + 3)
     number = tl.load(row + 4)
@@ -53,7 +54,7 @@ def _draw(out, table, height, width, NUM_COLUMNS: tl.constexpr, BLOCK: tl.conste
     reach_y = tl.where(antialias, tl.maximum(scale_y, 1.0), 1.0)
     reach_x = tl.where(antialias, tl.maximum(scale_x, 1.0), 1.0)
 
-    place = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     y, x = place // width, place % width
     is_inside = place < height * width
     shown_x = tl.where(tl.load(row + 11) != 0, width - 1 - x, x)

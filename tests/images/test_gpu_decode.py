@@ -2,7 +2,9 @@
 
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -218,6 +220,63 @@ def test_a_file_that_the_device_refuses_does_not_affect_the_others(specials: dic
     )
     assert len(taken) == 2
     assert np.array_equal(images[1].permute(1, 2, 0).numpy(), called(crop, files[1]))
+
+
+class Recorder:
+    """A side stream that writes down in what order it is used."""
+
+    is_async = True
+
+    def __init__(self) -> None:
+        self.log: list[str] = []
+
+    def entered(self) -> Any:
+        return nullcontext()
+
+    def mark(self) -> Any:
+        done = len(self.log)
+        return SimpleNamespace(synchronize=lambda: self.log.append(f"waited for {self.log[:done].count('drawn')}"))
+
+    def lead_consumer(self, mark: Any) -> None:
+        del mark
+
+    def lend(self, tensor: torch.Tensor) -> None:
+        del tensor
+
+
+def test_images_are_decoded_only_when_all_earlier_ones_are_drawn_even_those_of_a_failed_batch(
+    specials: dict[str, Path],
+) -> None:
+    crop = ResizeCenterCrop(32, resize=200)
+    good = called_encoded(crop, specials["jpeg_420"].read_bytes())
+    bad = called_encoded(crop, damaged(specials["jpeg_444"].read_bytes()))
+    recorder = Recorder()
+
+    def decode(files: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        images = decode_whole(files)
+        recorder.log.append("decoded")
+        return images
+
+    unpacker = Unpacker(CPU, find_decoder=lambda _: WholeImages(decode))
+    unpacker.__dict__.update(_stream=recorder, _draw=lambda *_: recorder.log.append("drawn"))
+    with pytest.raises(SampleError):
+        unpacker([[good, bad]])
+    recorder.log.append("next batch")
+    unpacker([[good]])
+    assert recorder.log == ["waited for 0", "decoded", "drawn", "next batch", "waited for 1", "decoded", "drawn"]
+
+
+def test_a_device_that_decodes_nothing_is_warned_of(specials: dict[str, Path]) -> None:
+    def refuse(_: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        raise RuntimeError("not compiled with nvJPEG support")
+
+    crop = RandomResizedCrop(32)
+    files = [specials[kind].read_bytes() for kind in ("jpeg_420", "jpeg_444")]
+    unpacker = Unpacker(CPU, find_decoder=lambda _: WholeImages(refuse))
+    with pytest.warns(MploadWarning, match="the device decodes none of 2 JPEGs, .* not compiled with nvJPEG"):
+        images = unpacker([[called_encoded(crop, data) for data in files]])[0]
+    for image, data in zip(images, files, strict=True):
+        assert np.array_equal(image.permute(1, 2, 0).numpy(), called(crop, data))
 
 
 def test_other_lists_of_bytes_are_unchanged() -> None:
