@@ -1,14 +1,13 @@
 """Asks servers for samples: keeps several requests open, repeats those that fail, and makes late ones a second time."""
 
 import random
-import select
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from mpload.client.choice import Choice, Nearest
-from mpload.client.connection import Busy, Connection, OtherDataset, Refused, RequestError, tls_for
+from mpload.client.connection import Busy, Connection, OtherDataset, Refused, RequestError, readable, tls_for
 from mpload.client.listing import ServerList
 from mpload.client.options import Servers, longest_pause_of
 from mpload.client.protocol import AnswerHead, Description
@@ -165,7 +164,7 @@ class Asking:
             is_local = self._servers.fallback == "local"
             limit_seconds = self._servers.request_timeout_seconds if is_local else self._servers.retry_seconds
             if now - began < limit_seconds or now == began:
-                request = self._taken(piece) or self._sent(piece, body())
+                request = self._taken(piece) or self._sent(piece, body()) or self._sent_in_place(piece, body())
                 if request is not None:
                     answered = self._received(request, read)
                     if answered is not None:
@@ -250,6 +249,17 @@ class Asking:
         self._saved_hedges = min(_MAX_SAVED_HEDGES, self._saved_hedges + HEDGES_PER_REQUEST)
         return request
 
+    def _sent_in_place(self, piece: Piece, body: bytes) -> _Request | None:
+        """Give up a request made ahead to a server that is tried again, and send one for the piece that is needed now.
+
+        Such a server gets one request at a time. One made ahead would be read only after this piece, so never.
+        """
+        for ahead, request in self._open.items():
+            if self._choice.pause_of(request.server):
+                self._give_up(self._open.pop(ahead))
+                return self._sent(piece, body)
+        return None
+
     def _give_up(self, request: _Request) -> None:
         self._choice.end(request.server)
         request.connection.close()
@@ -313,7 +323,7 @@ class Asking:
         hedge_at = self._late_at(request, began)
         while running:
             now = time.monotonic()
-            ready = _readable(running, until=min(deadline, max(hedge_at, now)))
+            ready = readable(running, until=min(deadline, max(hedge_at, now)))
             if ready is not None:
                 num_bytes = self._begun(ready, deadline)
                 running.remove(ready)
@@ -385,14 +395,3 @@ class Asking:
             self._give_up(each)
             if each is late:
                 self._choice.failed(each.server, time.monotonic(), "was much later than usual")
-
-
-def _readable(requests: Sequence[_Request], *, until: float) -> _Request | None:
-    """Return a request whose answer begins before `until`, by the clock; None if there is none."""
-    poll = select.poll()
-    by_fd = {}
-    for request in requests:
-        by_fd[request.fileno()] = request
-        poll.register(request.fileno(), select.POLLIN)
-    found = poll.poll(max(0.0, until - time.monotonic()) * 1000)
-    return by_fd[found[0][0]] if found else None

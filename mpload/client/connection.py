@@ -4,12 +4,14 @@ import http.client
 import io
 import json
 import math
+import select
 import socket
 import ssl
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, Protocol, TypeVar
 from urllib.parse import urlsplit
 
 from mpload.client.options import Servers
@@ -18,7 +20,7 @@ from mpload.client.tls import TlsSocket
 from mpload.errors import ServerError
 from mpload.units import KIB
 
-__all__ = ["Busy", "Connection", "OtherDataset", "Refused", "RequestError", "tls_for"]
+__all__ = ["Busy", "Connection", "OtherDataset", "Refused", "RequestError", "readable", "tls_for"]
 
 _BUSY = frozenset({http.HTTPStatus.SERVICE_UNAVAILABLE, http.HTTPStatus.TOO_MANY_REQUESTS})
 _BUSY_SECONDS = 1.0
@@ -334,3 +336,21 @@ def _told(error: BaseException) -> str:
     if isinstance(error, http.client.HTTPException):
         return f"does not speak HTTP: {error!r:.200}"
     return f"{type(error).__name__}: {error}"
+
+
+class _Polled(Protocol):
+    def fileno(self) -> int: ...
+
+
+_P = TypeVar("_P", bound=_Polled)
+
+
+def readable(requests: Sequence[_P], *, until: float) -> _P | None:
+    """Return a request whose answer begins before `until`, by the clock; None if there is none."""
+    poll = select.poll()
+    by_fd = {}
+    for request in requests:
+        by_fd[request.fileno()] = request
+        poll.register(request.fileno(), select.POLLIN)
+    found = poll.poll(max(0.0, until - time.monotonic()) * 1000)
+    return by_fd[found[0][0]] if found else None

@@ -1,10 +1,14 @@
 """One worker's requests: how long it waits, and for whom."""
 
+import time
 from typing import Any
+
+import pytest
 
 from mpload import Servers
 from mpload.client.asking import Asking, Piece
 from mpload.client.protocol import Description
+from mpload.errors import ServerError
 from mpload.storage.notices import Notice
 from tests.support.raw_server import head, raw_server
 
@@ -39,6 +43,22 @@ def test_worker_that_can_make_samples_itself_waits_little_for_servers() -> None:
             assert found is None
     assert [notice.is_outage for notice in notices] == [True, True]
     assert len(lives) >= 5
+
+
+def test_what_is_needed_now_takes_the_place_of_what_was_asked_for_ahead_of_a_server_that_may_be_back() -> None:
+    """Such a server gets one request at a time, and an answer made ahead is read only after what is needed now."""
+
+    def stay_silent(connection: object, path: str) -> bool:
+        return True
+
+    with raw_server(stay_silent) as url:
+        servers = Servers(urls=[url], fallback="raise", request_timeout_seconds=1.0, retry_seconds=3.0)
+        asking = _asking(servers, [])
+        asking._choice.failed(0, time.monotonic() - 60, "was killed")
+        asking.ask_ahead({Piece((0, 1), 0, 4): lambda: b"ahead"})
+        assert len(asking._open) == 1
+        with pytest.raises(ServerError, match="has not answered for"):  # so it was asked
+            asking.answer(Piece((0, 0), 0, 4), lambda: b"now", _never, live=lambda: None)
 
 
 def _never(*_: object) -> Any:
