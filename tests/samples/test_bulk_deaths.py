@@ -1,7 +1,5 @@
 """Workers that hang, are killed or wait during a native call that reads many files: the right sample is blamed."""
 
-import os
-import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +14,7 @@ from mpload.transport.batches import PoolOptions
 from tests.support.chunks import OneWorker
 from tests.support.native import needs_native
 from tests.support.slow_disk import SlowDisk, can_mount, mounted
-from tests.support.transport_works import wait_until
+from tests.support.transport_kills import kill_a_worker
 
 pytestmark = [
     needs_native,
@@ -82,8 +80,8 @@ def test_killed_readers_lose_and_repeat_no_sample(folder: Path) -> None:
             found += labels.tolist()
             assert data == [b"slow"] * 4
             if labels[0] % 16 == 0:
-                os.kill(loader.pids["mpload-worker-0"], signal.SIGKILL)
-                assert wait_until(lambda: "mpload-worker-0" in loader.pids)
+                kill_a_worker(loader.pids)
+        assert loader.stats().num_deaths
     assert found == list(range(NUM_FILES))
 
 
