@@ -140,7 +140,7 @@ MEASURES = {"padding": padding, "aspect": aspect, "table": table}
 
 def cases(*, quick: bool) -> list[dict[str, Any]]:
     """Return what is measured, and how."""
-    sigmas, nums_buckets = ([0.5], [0, 32]) if quick else ([0.5, 0.75, 1.0], [0, 16, 32, 64])
+    sigmas, nums_buckets = ([0.5], [0, 32]) if quick else ([0.5, 0.75, 1.0], [0, 16, 32, 64, 128])
     num_samples, sizes = (20_000, [10**5]) if quick else (200_000, [10**6, 10**8])
     paddings = [
         {"question": "padding", "sigma": sigma, "num_buckets": number, "num_samples": num_samples}
