@@ -25,7 +25,9 @@ from mpload.index.publishing import check_out, declared_root, new_file
 from mpload.index.sidecar import Progress, rewrite_sidecar
 from mpload.index.text import Dialect, Header, format_header, format_line, line_parser
 from mpload.index.where import Condition, parse_condition
-from mpload.plan.parts import Part
+from mpload.plan.order import round_keys
+from mpload.plan.parts import Fold, Share
+from mpload.plan.permutation import Permutation
 from mpload.storage.remote import is_url
 from mpload.units import format_counted, printable
 
@@ -56,7 +58,7 @@ class Choice:
     keys: _Keys | None
     sample_ids: NDArray[np.int64] | None
     """Sorted and unique."""
-    part: Part | None
+    part: Share | Fold | None
 
     @property
     def has_conditions(self) -> bool:
@@ -84,7 +86,7 @@ def choice_of(
     keys: Iterable[str | PurePath] | None,
     key_column: str | None,
     sample_ids: ArrayLike | None,
-    part: Part | None,
+    part: Share | Fold | None,
 ) -> Choice:
     """Return the choice that the arguments of `Index.select` describe."""
     chosen_ids = None
@@ -244,11 +246,14 @@ def _copied(block: Block, mask: NDArray[np.bool_]) -> bytes:
 class _Strata:
     """The strata of a part: the values of a column, or all samples as one."""
 
-    part: Part
+    part: Share | Fold
     values: Values = field(default_factory=Values)
     sizes: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     seen: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     """How many samples of each stratum came before."""
+    places: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    """The place of each stratum in a random order. In it, the part rounds its share of one stratum after another: in
+    any order that is the same for all seeds, small strata would be rounded alike for all of them."""
 
     @classmethod
     def of(cls, index: Index, choice: Choice) -> "_Strata":
@@ -263,12 +268,16 @@ class _Strata:
                 sizes = np.bincount(found, minlength=max(1, len(strata.values.known)))
                 sizes[: len(strata.sizes)] += strata.sizes
                 strata.sizes = sizes
-        strata.seen = np.zeros_like(strata.sizes)
+        shuffle = Permutation(len(strata.sizes), round_keys("strata", choice.part.seed, 0))
+        strata.places = shuffle(np.arange(len(strata.sizes), dtype=np.uint64)).view(np.int64)
+        sizes = np.empty_like(strata.sizes)
+        sizes[strata.places] = strata.sizes
+        strata.sizes, strata.seen = sizes, np.zeros_like(sizes)
         return strata
 
     def chosen(self, block: Block, mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
         """Return whether each sample of a block is chosen: those of `mask` that the part holds."""
-        strata = self._strata_of(block, mask)
+        strata = self.places[self._strata_of(block, mask)]
         order = np.argsort(strata, kind="stable") if len(self.sizes) > 1 else np.arange(len(strata))
         counts = np.bincount(strata, minlength=len(self.sizes))
         ranks = np.empty_like(strata)

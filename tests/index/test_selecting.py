@@ -213,3 +213,27 @@ def test_memory_does_not_grow_with_the_index(tmp_path: Path, monkeypatch: pytest
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     assert peaks[1] < 1.2 * peaks[0], peaks
+
+
+@pytest.mark.parametrize("per_class", [1, 2])
+def test_the_seed_determines_which_small_strata_a_part_holds(tmp_path: Path, per_class: int) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("#mpload 1\n#columns label:int\n" + "".join(f"{row // per_class}\n" for row in range(240)))
+    index = open_index(path)
+
+    def classes(part: Share | Fold) -> tuple[int, ...]:
+        return tuple(index.select(tmp_path / "b.txt", part=part).labels[:].tolist())
+
+    for num_parts in (4, 5):
+        shares = [classes(Share(1 / num_parts, seed=seed, stratify="label")) for seed in range(40)]
+        folds = [classes(Fold(0, of=num_parts, seed=seed, stratify="label")) for seed in range(40)]
+        for found in (shares, folds):
+            assert {len(chosen) for chosen in found} == {240 // num_parts}
+            assert all(len(set(chosen)) == len(chosen) for chosen in found), "within one of the exact share"
+            assert len(set(found)) == 40
+            times = np.bincount(np.concatenate(found), minlength=240 // per_class)
+            assert times.min() > 0, "every class is in some of them"
+            assert times.max() < 40, "no class is in all of them"
+    folds = [classes(Fold(number, of=4, seed=7, stratify="label")) for number in range(4)]
+    assert sorted(sum(folds, ())) == [row // per_class for row in range(240)]
+    assert classes(Fold(3, of=4, seed=7, stratify="label")) == folds[3]
