@@ -308,7 +308,7 @@ class MPDataset(IterableDataset[Batch]):
         """Change the weights of a mixture, from the first sample of the next iteration on.
 
         All samples before it stay as they are, and each source goes on where it is. The rest of the mixture's schedule
-        is void. States contain the change, about 30 bytes and up to 16 for each source. `MPLoader.set_weights` changes
+        is void. States contain the latest changes, some 500 bytes up to 25 sources. `MPLoader.set_weights` changes
         weights in the middle of an epoch. Without it, leave the loop, restore the state, and iterate again.
 
         Args:

@@ -70,7 +70,7 @@ class Epoch:
             epoch=self.number,
             position=self.position,
             segments=self.segments,
-            changes=tuple((change.start, change.shares.parts) for change in changes),
+            changes=tuple(change.in_state() for change in changes),
             num_samples=num_samples,
         ).to_dict()
 

@@ -24,7 +24,6 @@ from mpload.plan.bucket_plan import BucketPlan, position_of
 from mpload.plan.checkpoint import State
 from mpload.plan.mixture import MixtureOrders
 from mpload.plan.order import Order
-from mpload.plan.shares import Shares
 from mpload.plan.turns import Phase
 from mpload.samples.batch import listed_samples
 from mpload.samples.cache.opened import OpenCache
@@ -187,7 +186,7 @@ class IndexRun:
             return None
         try:
             order.position_of(epoch=state.epoch, position=state.position)  # checks the epoch
-            return order.with_changes(tuple(Phase(start=start, shares=Shares(parts)) for start, parts in state.changes))
+            return order.with_changes(tuple(Phase.of_state(*change) for change in state.changes))
         except ArgumentError as error:
             raise StateError(f"the checkpoint is damaged: {error}. Use an earlier one") from error
 
@@ -243,7 +242,7 @@ class IndexRun:
         self.check_weights(_worker_number())
         following = self.epochs.next if at is None else at
         start = order.position_of(epoch=following.number, position=following.position)
-        order.adopt(order.changed(start, new_shares(index.mixture, weights)).changes)
+        order.adopt(order.changed(start, new_shares(index.mixture, weights), seed=following.seed).changes)
         self._note_weights()
 
     def check_weights(self, worker: int) -> None:
@@ -264,7 +263,7 @@ class IndexRun:
         """Return a number that stands for the changes of weights; 0 if there are none."""
         if not self.changes_of_weights:
             return 0
-        words = repr([(change.start, change.shares.parts) for change in self.changes_of_weights]).encode()
+        words = repr([change.in_state() for change in self.changes_of_weights]).encode()
         return int.from_bytes(hashlib.blake2b(words, digest_size=7).digest(), "little")
 
 

@@ -50,11 +50,11 @@ static void queue_turn(Block *block, Py_ssize_t source, int64_t position) {
     block->earliest_due = due < block->earliest_due ? due : block->earliest_due;
 }
 
-static int assign(Block *block, Py_ssize_t num_sources, uint16_t *sources) {
+static int assign(Block *block, Py_ssize_t num_sources, int64_t num_made, uint16_t *sources) {
     for (Py_ssize_t source = 0; source < num_sources; source++) {
         queue_turn(block, source, 0);
     }
-    for (int64_t position = 0; position < block->num_positions; position++) {
+    for (int64_t position = 0; position < num_made; position++) {
         int32_t source = block->released[position];
         while (source >= 0) {
             int32_t next = block->next[source];
@@ -82,22 +82,24 @@ static int has_items(const Py_buffer *buffer, Py_ssize_t num_items, Py_ssize_t i
 }
 
 PyDoc_STRVAR(assign_doc,
-"assign(parts, rests, turns, nums_left, total, sources)\n--\n\n"
-"Assign the positions of a block to sources, the earliest deadline first, into `sources`, uint16 [num_positions].\n"
+"assign(parts, rests, turns, nums_left, total, num_positions, sources)\n--\n\n"
+"Assign the first positions of a block of `num_positions` to sources, the earliest deadline first, into `sources`,\n"
+"uint16 [n]. n is at most `num_positions`.\n"
 "`parts`, `rests`, `turns` and `nums_left` are int64 [num_sources]; the last two are changed.");
 
 static PyObject *assign_positions(PyObject *module, PyObject *args) {
     (void)module;
     Py_buffer parts, rests, turns, nums_left, to;
-    long long total;
-    if (!PyArg_ParseTuple(args, "y*y*w*w*Lw*:assign", &parts, &rests, &turns, &nums_left, &total, &to)) {
+    long long total, num_positions;
+    if (!PyArg_ParseTuple(
+            args, "y*y*w*w*LLw*:assign", &parts, &rests, &turns, &nums_left, &total, &num_positions, &to)) {
         return NULL;
     }
     PyObject *result = NULL;
-    Py_ssize_t num_sources = parts.len / 8, num_positions = to.len / 2;
-    if (num_sources > 65536 || !has_items(&parts, num_sources, 8) || !has_items(&rests, num_sources, 8)
+    Py_ssize_t num_sources = parts.len / 8, num_made = to.len / 2;
+    if (num_made > num_positions || num_positions > INT32_MAX || num_sources > 65536 || !has_items(&parts, num_sources, 8) || !has_items(&rests, num_sources, 8)
         || !has_items(&turns, num_sources, 8) || !has_items(&nums_left, num_sources, 8)
-        || !has_items(&to, num_positions, 2)) {
+        || !has_items(&to, num_made, 2)) {
         PyErr_SetString(PyExc_ValueError, "there must be int64 arrays of equal length, and an array of uint16");
     } else {
         Block block = {.parts = parts.buf, .rests = rests.buf, .turns = turns.buf, .nums_left = nums_left.buf,
@@ -113,7 +115,7 @@ static PyObject *assign_positions(PyObject *module, PyObject *args) {
             for (Py_ssize_t i = 0; i <= num_positions; i++) {
                 block.released[i] = block.due[i] = -1;
             }
-            failed = assign(&block, num_sources, to.buf);
+            failed = assign(&block, num_sources, num_made, to.buf);
             Py_END_ALLOW_THREADS
             if (failed) {
                 PyErr_SetString(PyExc_ValueError, "there are fewer turns than positions");

@@ -24,7 +24,8 @@ class State:
         epoch: the current epoch, in `[0, 2**63)`.
         position: the first position in the epoch that has not been consumed, in `[0, 2**62]`.
         changes: how the weights of a mixture were changed during the run: positions, counted over all epochs, and the
-            shares that hold from there on. They take 30 bytes as JSON, and up to 16 for each source.
+            shares that hold from there on. If there were many, only the latest are kept, some 500 bytes as JSON. The
+            first of them then also holds the number of samples that each source had had, and what it was owed.
         num_samples: number of samples of the index; None for mixtures, map-style datasets and states of older versions.
             With the fingerprint, it identifies an index that has grown since.
         segments: with buckets, the runs of the current epoch with one number of ranks: pairs of the size of global
@@ -40,7 +41,7 @@ class State:
     seed: int
     epoch: int
     position: int
-    changes: tuple[tuple[int, tuple[int, ...]], ...] = ()
+    changes: tuple[tuple[Any, ...], ...] = ()
     num_samples: int | None = None
     segments: tuple[tuple[int, int], ...] = ()
 
@@ -63,7 +64,7 @@ class State:
             f"num_samples must be an integer in [1, {MAX_NUM_SAMPLES}], got {self.num_samples!r}",
         )
         _check_state(
-            _are_changes(self.changes), f"changes must be pairs of a position and shares, got {self.changes!r}"
+            _are_changes(self.changes), f"changes must be pairs of a position and shares, got {self.changes!r:.200}"
         )
         _check_state(
             _are_segments(self.segments), f"segments must be pairs of positive integers, got {self.segments!r:.200}"
@@ -77,7 +78,7 @@ class State:
         changes, segments = stored.pop("changes"), stored.pop("segments")
         if self.num_samples is None:
             del stored["num_samples"]
-        stored |= {"changes": [[start, list(parts)] for start, parts in changes]} if changes else {}
+        stored |= {"changes": [[start, *map(list, lists)] for start, *lists in changes]} if changes else {}
         return stored | {"segments": [list(segment) for segment in segments]} if segments else stored
 
     @classmethod
@@ -96,11 +97,11 @@ class State:
         _check_state(not missing, f"it has no {', '.join(map(repr, missing))}")
         _check_state(not unknown, f"it has unknown keys {', '.join(map(repr, unknown))}")
         changes = mapping.get("changes", ())
-        _check_state(_are_changes(changes), f"changes must be pairs of a position and shares, got {changes!r}")
+        _check_state(_are_changes(changes), f"changes must be pairs of a position and shares, got {changes!r:.200}")
         segments = mapping.get("segments", ())
         _check_state(_are_segments(segments), f"segments must be pairs of positive integers, got {segments!r:.200}")
         lists = {
-            "changes": tuple((start, tuple(parts)) for start, parts in changes),
+            "changes": tuple((start, *map(tuple, lists)) for start, *lists in changes),
             "segments": tuple(map(tuple, segments)),
         }
         return cls(**{**mapping, **lists})
@@ -134,14 +135,16 @@ class State:
 
 
 def _are_changes(changes: object) -> bool:
+    """Whether these are lists of a position and shares. The first may go on with counts and what sources are owed."""
     return isinstance(changes, list | tuple) and all(
         isinstance(change, list | tuple)
-        and len(change) == 2
+        and len(change) in ((2, 4) if not place else (2,))
         and type(change[0]) is int
         and 0 <= change[0] < MAX_NUM_SAMPLES
-        and isinstance(change[1], list | tuple)
-        and all(type(part) is int and part >= 0 for part in change[1])
-        for change in changes
+        and all(isinstance(numbers, list | tuple) for numbers in change[1:])
+        and all(type(number) is int for numbers in change[1:] for number in numbers)
+        and min(change[1], default=0) >= 0
+        for place, change in enumerate(changes)
     )
 
 

@@ -28,11 +28,19 @@ from mpload.plan.turns import Phase, Turns
 __all__ = ["MixtureOrder", "MixtureOrders"]
 
 
-class _Latest:
-    """What was computed for the latest seed and, with repeats, epoch. It is not pickled."""
+_MAX_STATE_BYTES = 500  # of the changes of weights in a checkpoint
 
-    def __init__(self) -> None:
+
+class _Latest:
+    """What was computed for the latest seed and, with repeats, epoch. It is not pickled.
+
+    Args:
+        known: the turns with other changes of weights, which may begin with the same phases.
+    """
+
+    def __init__(self, known: Turns | None = None) -> None:
         self.parts: tuple[tuple[int, int], Turns, SourceOrders] | None = None
+        self.known = known
 
     def __reduce__(self) -> tuple[object, ...]:
         return _Latest, ()
@@ -47,7 +55,8 @@ class MixtureOrders:
         of_source: the order in which each source goes through its samples.
         epoch_samples: the number of positions of an epoch.
         planned: the phases that were known when the run began. The first one starts at 0.
-        changes: the phases that were decided on during the run. From the first of them on, planned ones are void.
+        changes: the phases that were decided on during the run. From the first of them on, planned ones are void. If
+            there were many, the first of those that are kept holds the counts of its sources.
         repeats: whether every epoch has exactly the shares of the only phase.
 
     Process: may be pickled and forked. It may be used by many threads.
@@ -62,7 +71,7 @@ class MixtureOrders:
     planned: tuple[Phase, ...]
     changes: tuple[Phase, ...] = ()
     repeats: bool = False
-    _latest: _Latest = field(default_factory=_Latest, init=False, repr=False, compare=False)
+    _latest: _Latest = field(default_factory=_Latest, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         check_range("epoch_samples", self.epoch_samples, 1, MAX_NUM_SAMPLES)
@@ -75,6 +84,12 @@ class MixtureOrders:
                     raise ArgumentError(
                         f"the positions of changes of weights must ascend, got {phase.start} and {following.start}"
                     )
+
+        first = self.changes[0] if self.changes else self.planned[0]
+        if first.counts and (len(first.counts) != len(self.lengths) or min(first.counts) < 0):
+            raise ArgumentError(f"there must be {len(self.lengths)} counts of at least 0, got {first.counts!r:.200}")
+        if first.counts and sum(first.counts) != first.start:
+            raise ArgumentError(f"the counts before position {first.start} must sum to it, got {first.counts!r:.200}")
 
     def _check_shares(self, shares: Shares) -> None:
         if len(shares.parts) != len(self.lengths):
@@ -97,24 +112,37 @@ class MixtureOrders:
     @property
     def phases(self) -> tuple[Phase, ...]:
         """The phases that hold."""
+        if self.changes and self.changes[0].counts:
+            return self.changes
         end = self.changes[0].start if self.changes else MAX_NUM_SAMPLES
         return (*(phase for phase in self.planned if phase.start < end), *self.changes)
 
     def adopt(self, changes: tuple[Phase, ...]) -> None:
         """Replace the changes by these."""
-        self.changes = self.with_changes(changes).changes
-        self._latest = _Latest()
+        self.changes, known = self.with_changes(changes).changes, self._known()
+        self._latest = _Latest(known)
 
     def with_changes(self, changes: tuple[Phase, ...]) -> Self:
         """Return the same orders with other changes."""
-        return replace(self, changes=changes)
+        return replace(self, changes=changes, _latest=_Latest(self._known()))
 
-    def changed(self, start: int, shares: Shares) -> Self:
-        """Return the same orders, in which these shares hold from position `start` on, counted over all epochs."""
+    def _known(self) -> Turns | None:
+        return self._latest.known if self._latest.parts is None else self._latest.parts[1]
+
+    def changed(self, start: int, shares: Shares, *, seed: int) -> Self:
+        """Return the same orders, in which these shares hold from position `start` on, counted over all epochs.
+
+        Only as many changes are kept as take some 500 bytes in a checkpoint, and at least the latest one.
+        """
         if self.repeats:
             raise ArgumentError("the mixture has repeats, which cannot be changed. Make a Mixture with weights")
         earlier = (phase for phase in self.changes if phase.start < start)
-        return self.with_changes((*earlier, Phase(start=start, shares=shares)))
+        changed = self.with_changes((*earlier, Phase(start=start, shares=shares)))
+        while len(changed.changes) > 1 and _state_bytes(changed.changes) > _MAX_STATE_BYTES:
+            turns = Turns(changed.phases, seed=seed, known=self._known())
+            second = turns.phase(len(changed.phases) - len(changed.changes) + 1)
+            changed = changed.with_changes((second, *changed.changes[2:]))
+        return changed
 
     def position_of(self, *, epoch: int, position: int) -> int:
         """Return a position of an epoch, counted over all epochs."""
@@ -129,7 +157,7 @@ class MixtureOrders:
 
     def _turns(self, *, seed: int, epoch: int) -> Turns:
         if not self.repeats:
-            return Turns(self.phases, seed=seed)
+            return Turns(self.phases, seed=seed, known=self._latest.known)
         (phase,) = self.phases
         counts = [part * (self.epoch_samples // phase.shares.total) for part in phase.shares.parts]
         return Turns(
@@ -178,6 +206,10 @@ class MixtureOrder:
         num_ids = sum(self.lengths)
         ids += np.array(first_ids(self.lengths), np.int64)[sources]
         return repeated(ids, turns if self.are_draws else laps, num_ids)
+
+
+def _state_bytes(changes: tuple[Phase, ...]) -> int:
+    return len(json.dumps([change.in_state() for change in changes]))
 
 
 def first_ids(lengths: Sequence[int]) -> list[int]:

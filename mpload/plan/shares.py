@@ -12,6 +12,9 @@ in order of their deadlines, and in order of their first positions too, every pr
 before the boundary as their shares of it sum to, rounded down. Such a choice exists, because a flow through a network
 whose capacities are integers can be made of integers (`_taken_before`). Blocks are so long that no turn crosses two
 boundaries.
+
+Where shares change, a source may have had a little more or less than its share. The shares that follow begin with what
+each source is owed: its turns come that much earlier or later.
 """
 
 import math
@@ -33,6 +36,7 @@ MAX_SOURCES = 1 << 16
 _BLOCK_POSITIONS = 1 << 15
 _MAX_BLOCK_POSITIONS = 1 << 20
 _MAX_TOTAL = 1 << 40  # times the positions of a block, it must fit into 64 bits
+_DEBT_UNITS = 1 << 26
 
 
 class _Native(Protocol):
@@ -45,6 +49,7 @@ class _Native(Protocol):
         turns: NDArray[np.int64],
         nums_left: NDArray[np.int64],
         total: int,
+        num_positions: int,
         sources: NDArray[np.uint16],
     ) -> None: ...
     def permute_each(
@@ -79,6 +84,11 @@ class Block:
 class Shares:
     """The shares of sources as integers: each source gets `part` of every `sum(parts)` samples.
 
+    Attributes:
+        parts: the shares.
+        owed: what each source is owed at position 0, in units of `1 / (total * scale)` samples; they sum to 0. Nothing
+            if it is empty.
+
     Memory: a block of positions, 2 bytes each, while it is computed. A block has 2^15 positions, or up to 2^20 if a
     source has a share of less than 2^-14.
 
@@ -87,6 +97,7 @@ class Shares:
     """
 
     parts: tuple[int, ...]
+    owed: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if not 0 < len(self.parts) <= MAX_SOURCES:
@@ -98,6 +109,8 @@ class Shares:
                 f"the smallest weight is a share of 1 in {self._least_positions}, but a share must be 0 or at least 1 "
                 f"in {_MAX_BLOCK_POSITIONS // 2}. Raise the weight, or leave the source out"
             )
+        if self.owed and not self._may_owe():
+            raise ArgumentError(f"what {len(self.parts)} sources are owed must sum to 0, got {self.owed!r:.200}")
 
     @classmethod
     def of(cls, weights: Sequence[float | Fraction]) -> "Shares":
@@ -122,6 +135,44 @@ class Shares:
         """The number of positions after which every source has exactly its part."""
         return sum(self.parts)
 
+    def _may_owe(self) -> bool:
+        most = self.scale * self.block_positions
+        return (
+            len(self.owed) == len(self.parts)
+            and sum(self.owed) == 0
+            and all(-most * part <= owed <= most * self.total for part, owed in zip(self.parts, self.owed, strict=True))
+            and not any(owed for part, owed in zip(self.parts, self.owed, strict=True) if not part)
+        )
+
+    @property
+    def scale(self) -> int:
+        """The finer units in which debts are counted, so that rounding them does not add up over many changes."""
+        return self._debt_scale if self.owed else 1
+
+    @property
+    def _debt_scale(self) -> int:
+        return max(1, _DEBT_UNITS // self.total)
+
+    def after(self, earlier: "Shares", num_positions: int, counts: Sequence[int]) -> "Shares":
+        """Return these shares for the positions after the first ones of `earlier`.
+
+        Args:
+            earlier: the shares that held before, with what was owed then.
+            num_positions: for how many positions they held.
+            counts: how many of these positions each source got.
+        """
+        unit = earlier.total * earlier.scale
+        wanted = (part * earlier.scale * num_positions for part in earlier.parts)
+        debts = [
+            whole + owed - count * unit
+            for whole, owed, count in zip(wanted, earlier.owed or [0] * len(earlier.parts), counts, strict=True)
+        ]
+        own_unit = self.total * self._debt_scale
+        limits = [part * self._debt_scale * self.block_positions for part in self.parts]  # so that no block lacks turns
+        owed = [max(debt * own_unit // unit, -limit) if limit else 0 for debt, limit in zip(debts, limits, strict=True)]
+        balanced = _balanced(owed)
+        return replace(self, owed=tuple(balanced) if any(balanced) else ())
+
     @property
     def _least_positions(self) -> int:
         return -(-self.total // min(part for part in self.parts if part))
@@ -133,36 +184,77 @@ class Shares:
             return _BLOCK_POSITIONS // self.total * self.total
         return max(_BLOCK_POSITIONS, 1 << (2 * self._least_positions - 1).bit_length())
 
-    def block(self, number: int, before: Block | None = None) -> Block:
-        """Return the sources of block `number`, counted from 0. It is found faster with the block `before` it."""
+    def block(self, number: int, before: Block | None = None, num_made: int | None = None) -> Block:
+        """Return the sources of block `number`, counted from 0. It is found faster with the block `before` it.
+
+        `num_made` is the number of its positions that are needed; None stands for all.
+        """
         num_positions = self.block_positions
         if before is None or before.first != (number - 1) * num_positions:
-            return self.between(number * num_positions, (number + 1) * num_positions)
-        if num_positions % self.total == 0:
+            return self.between(number * num_positions, (number + 1) * num_positions, num_made=num_made)
+        if num_positions % self.total == 0 and not (self.owed and number == 1):
             further = [part * (num_positions // self.total) for part in self.parts]
             after = tuple(count + more for count, more in zip(before.counts_after, further, strict=True))
             return replace(before, first=number * num_positions, counts=before.counts_after, counts_after=after)
-        return self.between(number * num_positions, (number + 1) * num_positions, before=before.counts_after)
+        return self.between(
+            number * num_positions, (number + 1) * num_positions, before=before.counts_after, num_made=num_made
+        )
 
-    def between(self, first: int, stop: int, before: Sequence[int] | None = None) -> Block:
-        """Return the sources of positions `first` to `stop` (exclusive). No turn may cross both."""
+    def between(self, first: int, stop: int, before: Sequence[int] | None = None, num_made: int | None = None) -> Block:
+        """Return the sources of positions `first` to `stop` (exclusive). No turn may cross both.
+
+        Args:
+            first: the first position.
+            stop: the position after the last one.
+            before: the number of samples of each source before `first`, if it is known.
+            num_made: return only so many of the positions; None stands for all.
+        """
         before = self.counts_at(first) if before is None else before
         after = self.counts_at(stop)
-        floors, rests = zip(*(divmod(part * first, self.total) for part in self.parts), strict=True)
+        floors, rests = self._wanted_at(first)
         turns = np.array([count - floor for count, floor in zip(before, floors, strict=True)], np.int64)
         nums_left = np.array([there - here for here, there in zip(before, after, strict=True)], np.int64)
-        parts, sources = np.array(self.parts, np.int64), np.empty(stop - first, np.uint16)
+        parts = np.array(self.parts, np.int64) * self.scale
+        sources = np.empty(stop - first if num_made is None else num_made, np.uint16)
         assign = _assign if NATIVE is None else NATIVE.assign
-        assign(parts, np.array(rests, np.int64), turns, nums_left, self.total, sources)
+        rests_left = np.array(rests, np.int64)
+        assign(parts, rests_left, turns, nums_left, self.total * self.scale, stop - first, sources)
         return Block(first=first, sources=sources, counts=tuple(before), counts_after=tuple(after))
 
     def counts_at(self, position: int) -> list[int]:
         """Return the number of samples of each source before `position`."""
-        counts, rests = map(list, zip(*(divmod(part * position, self.total) for part in self.parts), strict=True))
+        if not position:
+            return [0] * len(self.parts)
+        counts, rests = self._wanted_at(position)
         if any(rests):
-            for source in _taken_before(self.parts, rests, self.total):
+            parts = self.parts if self.scale == 1 else [part * self.scale for part in self.parts]
+            for source in _taken_before(parts, rests, self.total * self.scale):
                 counts[source] += 1
         return counts
+
+    def _wanted_at(self, position: int) -> tuple[list[int], list[int]]:
+        """Return each source's share of the positions before `position`: whole samples, and the rests in units."""
+        unit, factor = self.total * self.scale, self.scale * position
+        owed = self.owed or [0] * len(self.parts)
+        counts, rests = zip(
+            *(divmod(part * factor + more, unit) for part, more in zip(self.parts, owed, strict=True)), strict=True
+        )
+        return list(counts), list(rests)
+
+
+def _balanced(owed: Sequence[int]) -> list[int]:
+    """Return what is owed, reduced where it is too much or too little, in proportion, so that it sums to 0."""
+    excess = sum(owed)
+    sign = 1 if excess > 0 else -1
+    reducible = [max(0, sign * each) for each in owed]
+    whole = sum(reducible) or 1
+    cuts = [abs(excess) * each // whole for each in reducible]
+    left = abs(excess) - sum(cuts)
+    for place, (each, cut) in enumerate(zip(reducible, cuts, strict=True)):
+        if left and cut < each:
+            cuts[place] += 1
+            left -= 1
+    return [each - sign * cut for each, cut in zip(owed, cuts, strict=True)]
 
 
 def _taken_before(parts: Sequence[int], rests: Sequence[int], total: int) -> set[int]:
@@ -266,30 +358,36 @@ def _assign(
     turns: NDArray[np.int64],
     nums_left: NDArray[np.int64],
     total: int,
+    num_positions: int,
     sources: NDArray[np.uint16],
 ) -> None:
     """Do what `assign` of _mixture.c does: blocks must not depend on which of both runs."""
-    num_positions = len(sources)
     released: list[list[int]] = [[] for _ in range(num_positions)]
     due: list[list[int]] = [[] for _ in range(num_positions)]
 
+    earliest = num_positions
+
     def queue_turn(source: int, position: int) -> None:
+        nonlocal earliest
         if not nums_left[source]:
             return
         part, start = int(parts[source]), int(turns[source]) * total - int(rests[source])
         release = start // part
         if release <= position:
             latest = -(-(start + total) // part) - 1
-            due[min(max(latest, position), num_positions - 1)].append(source)
+            latest = min(max(latest, position), num_positions - 1)
+            due[latest].append(source)
+            earliest = min(earliest, latest)
         elif release < num_positions:
             released[release].append(source)
 
     for source in range(len(parts)):
         queue_turn(source, 0)
-    for position in range(num_positions):
+    for position in range(len(sources)):
         for source in reversed(released[position]):
             queue_turn(source, position)
-        earliest = next(at for at in range(position, num_positions) if due[at])
+        while not due[earliest]:
+            earliest += 1
         source = due[earliest].pop()
         sources[position] = source
         turns[source] += 1

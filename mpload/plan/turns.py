@@ -2,11 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import takewhile
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mpload.errors import ArgumentError
 from mpload.plan.order import round_keys
 from mpload.plan.permutation import Permutation, mixed
 from mpload.plan.shares import Block, Shares
@@ -24,6 +25,20 @@ class Phase:
 
     start: int
     shares: Shares
+    counts: tuple[int, ...] = ()
+    """The number of turns that each source had before. It is empty where the phases before this one tell it."""
+
+    @classmethod
+    def of_state(
+        cls, start: int, parts: Sequence[int], counts: Sequence[int] = (), owed: Sequence[int] = ()
+    ) -> "Phase":
+        """Return the phase that a checkpoint stores in this form."""
+        return cls(start=start, shares=Shares(tuple(parts), tuple(owed)), counts=tuple(counts))
+
+    def in_state(self) -> tuple[int | tuple[int, ...], ...]:
+        """Return the form in which checkpoints store it."""
+        short = self.start, self.shares.parts
+        return (*short, self.counts, self.shares.owed) if self.counts else short
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -38,7 +53,8 @@ class _Table:
 class Turns:
     """The turns of all sources, for the phases of a run. Windows of 64 positions are permuted, by the seed.
 
-    Each phase divides its positions anew, and goes on with each source where the phase before has left it.
+    Each phase divides its positions by its shares, and goes on with each source where the phase before has left it.
+    What a source had too little or too much until then, it gets or lacks at the beginning of the phase.
 
     Args:
         phases: the phases.
@@ -46,6 +62,7 @@ class Turns:
         counts: the number of turns of each source before the first phase; None if it starts at 0.
         num_positions: the number of positions of the only phase after which each source must have exactly its share;
             None if there is no such place. The window that contains it is not permuted.
+        known: turns with the same `counts`. If they have the same seed and begin with the same phases, this is faster.
 
     Memory: the latest three blocks of positions (see `Shares`), 10 bytes each, and 512 KiB for the permutations.
     """
@@ -57,6 +74,7 @@ class Turns:
         seed: int,
         counts: Sequence[int] | None = None,
         num_positions: int | None = None,
+        known: "Turns | None" = None,
     ) -> None:
         self._phases = phases
         self._num_positions = num_positions
@@ -65,9 +83,24 @@ class Turns:
         self._made_last: dict[int, Block] = {}
         self._known: tuple[int, NDArray[np.int64]] = (-1, np.empty((0, 0), np.int64))
         self._starts = np.array([phase.start for phase in phases], np.int64)
-        self._bases = [np.array(counts or [0] * len(phases[0].shares.parts), np.int64)]
-        for number, (phase, following) in enumerate(pairwise(phases)):
-            self._bases.append(self._counts_in(number, following.start - phase.start))
+        self._bases = [np.array(counts or phases[0].counts or [0] * len(phases[0].shares.parts), np.int64)]
+        self._shares = [phases[0].shares]
+        if known is not None:
+            bases, shares = known.of_same(phases, seed=seed)
+            self._bases += bases[1:]
+            self._shares += shares[1:]
+        for number in range(len(self._bases) - 1, len(phases) - 1):
+            phase, following = phases[number : number + 2]
+            num_held = following.start - phase.start
+            self._bases.append(self._counts_in(number, num_held))
+            had = (self._bases[number + 1] - self._bases[number]).tolist()
+            self._shares.append(following.shares.after(self._shares[number], num_held, had))
+
+    def of_same(self, phases: tuple[Phase, ...], *, seed: int) -> tuple[list[NDArray[np.int64]], list[Shares]]:
+        """Return the counts before each of the first phases that are the same here, and its shares."""
+        pairs = zip(self._phases, phases, strict=False)
+        num_same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs)) if seed == self._seed else 0
+        return self._bases[:num_same], self._shares[:num_same]
 
     def at(self, positions: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the source of each position, counted over all epochs, and its turn: two int64 [n]."""
@@ -87,12 +120,23 @@ class Turns:
         number = self._phase_at(position)
         return self._counts_in(number, position - self._phases[number].start)
 
+    def phase(self, number: int) -> Phase:
+        """Return a phase in a form that needs none of the phases before it."""
+        counts = tuple(self._bases[number].tolist())
+        return Phase(start=self._phases[number].start, shares=self._shares[number], counts=counts)
+
     def _phase_at(self, position: int) -> int:
-        return int(np.searchsorted(self._starts, position, side="right")) - 1
+        number = int(np.searchsorted(self._starts, position, side="right")) - 1
+        if number < 0:
+            raise ArgumentError(
+                f"this run of a mixture knows its weights from position {self._starts[0]} on, counted over all epochs, "
+                f"not at {position}: they have changed often since. Load a checkpoint from then"
+            )
+        return number
 
     def _counts_in(self, number: int, position: int) -> NDArray[np.int64]:
         """Return the number of turns before a position of phase `number`."""
-        shares = self._phases[number].shares
+        shares = self._shares[number]
         block, place = divmod(position, shares.block_positions)
         counts: NDArray[np.int64] = self._bases[number] + np.array(shares.counts_at(position - place), np.int64)
         if place:
@@ -118,8 +162,12 @@ class Turns:
         return found
 
     def _made(self, number: int, block: int) -> _Table:
-        phase = self._phases[number]
-        made = phase.shares.block(block, before=self._made_last.get(number))
+        phase, shares = self._phases[number], self._shares[number]
+        num_made = shares.block_positions
+        if number + 1 < len(self._phases):  # no more than whole windows that begin before the next phase
+            num_left = self._phases[number + 1].start - phase.start - block * num_made
+            num_made = min(num_made, -(-num_left // _WINDOW_POSITIONS) * _WINDOW_POSITIONS)
+        made = shares.block(block, before=self._made_last.get(number), num_made=num_made)
         self._made_last = {number: made}
         sources = made.sources[self._permuted(number, block, len(made.sources))]
         in_order = np.argsort(sources, kind="stable")
@@ -127,30 +175,36 @@ class Turns:
         before = self._bases[number] + np.array(made.counts, np.int64) - (np.cumsum(counts) - counts)
         turns = np.empty(len(sources), np.int64)
         turns[in_order] = np.arange(len(sources)) + np.repeat(before, counts)
-        return _Table(first=phase.start + block * len(sources), sources=sources, turns=turns)
+        return _Table(first=phase.start + block * shares.block_positions, sources=sources, turns=turns)
 
-    def _permuted(self, number: int, block: int, num_positions: int) -> NDArray[np.int64]:
+    def _permuted(self, number: int, block: int, num_made: int) -> NDArray[np.int64]:
         """Return, for each place of a block, the one to which its window is permuted. A short last one stays."""
-        num_windows = num_positions // _WINDOW_POSITIONS
-        first_window = block * num_windows
+        num_positions = self._shares[number].block_positions
+        num_windows = num_made // _WINDOW_POSITIONS
+        first_window = block * (num_positions // _WINDOW_POSITIONS)
         if self._num_positions is not None:
             num_left = self._num_positions - block * num_positions
             num_windows = max(0, min(num_windows, num_left // _WINDOW_POSITIONS))
         windows = np.arange(num_windows, dtype=np.uint64) + np.uint64(first_window)
-        chosen = self._permutations(number)[(mixed(windows) >> np.uint64(32)) % np.uint64(_NUM_PERMUTATIONS)]
-        places = np.arange(num_positions)
+        chosen = self._permutations(number, (mixed(windows) >> np.uint64(32)) % np.uint64(_NUM_PERMUTATIONS))
+        places = np.arange(num_made)
         inside = places[: num_windows * _WINDOW_POSITIONS].reshape(num_windows, _WINDOW_POSITIONS)
         inside += chosen - np.arange(_WINDOW_POSITIONS)
         return places
 
-    def _permutations(self, number: int) -> NDArray[np.int64]:
-        """Return the permutations of a window from which each window gets one, int64 [1024, 64]."""
+    def _permutations(self, number: int, rows: NDArray[np.uint64]) -> NDArray[np.int64]:
+        """Return those of the 1,024 permutations of a window, int64 [num_rows, 64]."""
         known = self._known
-        if known[0] != number:
-            tweaks = np.repeat(mixed(np.arange(_NUM_PERMUTATIONS, dtype=np.uint64)), _WINDOW_POSITIONS)
-            offsets = np.tile(np.arange(_WINDOW_POSITIONS, dtype=np.uint64), _NUM_PERMUTATIONS)
-            keys = round_keys("mixture", self._seed, self._phases[number].start)
-            permuted = Permutation(_WINDOW_POSITIONS, keys)(offsets, tweaks)
-            known = number, permuted.view(np.int64).reshape(_NUM_PERMUTATIONS, _WINDOW_POSITIONS)
-            self._known = known  # which another thread may replace at once
-        return known[1]
+        if known[0] == number:
+            return known[1][rows]
+        if 4 * len(rows) < _NUM_PERMUTATIONS:  # as many phases are short
+            return self._made_permutations(number, rows)
+        known = number, self._made_permutations(number, np.arange(_NUM_PERMUTATIONS, dtype=np.uint64))
+        self._known = known  # which another thread may replace at once
+        return known[1][rows]
+
+    def _made_permutations(self, number: int, rows: NDArray[np.uint64]) -> NDArray[np.int64]:
+        tweaks = np.repeat(mixed(rows), _WINDOW_POSITIONS)
+        offsets = np.tile(np.arange(_WINDOW_POSITIONS, dtype=np.uint64), len(rows))
+        keys = round_keys("mixture", self._seed, self._phases[number].start)
+        return Permutation(_WINDOW_POSITIONS, keys)(offsets, tweaks).view(np.int64).reshape(-1, _WINDOW_POSITIONS)

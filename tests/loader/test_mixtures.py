@@ -212,7 +212,20 @@ def test_states_belong_to_the_weights_that_the_run_began_with(sources: list[Path
             mixed(other).load_state_dict(state)
     with pytest.raises(StateError, match="made with another index"):
         mixed(_mixture(sources, match_classes=False, source_column="source")).load_state_dict(state)
-    for changes in ([[5, [1, 1]]], [[5]], [[5, [1, 1, -1]]], 3, [[9, [1, 1, 1]], [5, [1, 1, 1]]]):
+    damaged: tuple[Any, ...] = (
+        [[5, [1, 1]]],
+        [[5]],
+        [[5, [1, 1, -1]]],
+        3,
+        [[9, [1, 1, 1]], [5, [1, 1, 1]]],
+        [[5, [1, 1, 1], [1, 2, 2]]],
+        [[5, [1, 1, 1], [1, 2, 3], []]],
+        [[5, [1, 1, 1], [1, 2, 2], [1, 1, 1]]],
+        [[5, [1, 1, 1], [1, 2, 2], [1 << 62, -(1 << 62), 0]]],
+        [[5, [1, 1, 1], [1, 2, 2], 7]],
+        [[5, [1, 1, 1]], [9, [1, 1, 1], [3, 3, 3], []]],
+    )
+    for changes in damaged:
         with pytest.raises(StateError):
             mixed(_mixture(sources)).load_state_dict({**state, "changes": changes})
     with pytest.raises(StateError, match="damaged: epoch must be in"):

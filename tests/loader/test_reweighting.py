@@ -107,6 +107,28 @@ def test_a_run_resumes_exactly_before_at_and_after_a_change(sources: list[Path],
     assert found == rest
 
 
+def test_a_run_with_many_changes_resumes_exactly_from_small_states(sources: list[Path]) -> None:
+    changes = {number: (number / 7, 1 / number) for number in range(1, 20)}
+    found, states = [], []
+    with MPLoader(mixed(_mixture(sources), batch_size=12), num_workers=0) as loader:
+        for batch in _read(loader, sources, changes):
+            found += samples([batch])
+            states.append(json.dumps(loader.state_dict()))  # before the change that follows the batch
+    assert max(map(len, states)) < 1024
+    assert found == _expected(sources, {12 * number: weights for number, weights in changes.items()})
+    for number in (3, 13, 18):
+        resumed = mixed(_mixture(sources), batch_size=12)
+        resumed.load_state_dict(json.loads(states[number - 1]))
+        rest = {12 * changed: weights for changed, weights in changes.items() if changed >= number}
+        again: list[tuple[str, int]] = []
+        for at, stop in itertools.pairwise([*sorted(rest), 240]):
+            resumed.set_weights(_weights(sources, *rest[at]))
+            while len(again) < stop - 12 * number:
+                again += samples(itertools.islice(iter(resumed), 1))
+                resumed.load_state_dict(resumed.state_dict())
+        assert again == found[12 * number :]
+
+
 @pytest.mark.processes
 def test_the_iteration_ends_with_its_epoch_after_a_change_at_its_end(sources: list[Path]) -> None:
     with MPLoader(mixed(_mixture(sources), batch_size=12), num_workers=1) as loader:

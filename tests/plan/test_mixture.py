@@ -1,5 +1,6 @@
 """Laws of mixtures: shares, turns, laps, and changes of weights."""
 
+import json
 from fractions import Fraction
 from itertools import pairwise
 
@@ -7,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from mpload.errors import ArgumentError
 from mpload.plan import permutations
@@ -97,9 +99,13 @@ def test_blocks_do_not_depend_on_the_native_module(parts: list[int], block: int)
     if _longest_turn(shares) >= 2000:
         return
     native = shares.between(first, first + 2000)
+    owing = shares.after(Shares((1,) * len(parts)), 7, [7, *[0] * (len(parts) - 1)])
+    part_of_native = owing.block(0, num_made=500)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(shares_module, "NATIVE", None)
         assert (shares.between(first, first + 2000).sources == native.sources).all()
+        assert (owing.block(0, num_made=500).sources == part_of_native.sources).all()
+    assert (owing.block(0).sources[:500] == part_of_native.sources).all()
 
 
 @pytest.mark.parametrize("weights", [(0.7, 0.3), (1, 2, 4), (0.123456789, 0.5, 0.2), (0, 5)])
@@ -227,13 +233,95 @@ def test_a_change_of_weights_moves_nothing_that_came_before_it(
     lengths = tuple(range(10, 10 + len(weights)))
     before = _orders(lengths, (0, tuple(weights)), (200, tuple(reversed(weights))))
     other = Shares(tuple(data.draw(st.permutations([*weights]))))
-    after = before.changed(at, other)
+    after = before.changed(at, other, seed=seed)
     assert after.spec == before.spec
     assert _ids(after, seed=seed, first=0, stop=at) == _ids(before, seed=seed, first=0, stop=at)
-    again = after.changed(at, Shares(tuple(weights)))
+    again = after.changed(at, Shares(tuple(weights)), seed=seed)
     assert len(again.changes) == 1
-    sources, _ = Turns(after.phases, seed=seed).at(np.arange(at, at + other.total * 64))
-    assert np.bincount(sources, minlength=len(weights)).tolist() == [64 * part for part in other.parts]
+
+
+def _deviations(phases: tuple[Phase, ...], *, num_positions: int, seed: int) -> NDArray[np.float64]:
+    """Return by how many samples each source misses its share of each prefix, float64 [num_positions, num_sources]."""
+    num_sources = len(phases[0].shares.parts)
+    sources, _ = Turns(phases, seed=seed).at(np.arange(num_positions))
+    stops = [*(phase.start for phase in phases[1:]), num_positions]
+    shares = [np.array(phase.shares.parts) / phase.shares.total for phase in phases]
+    held = [stop - phase.start for phase, stop in zip(phases, stops, strict=True)]
+    wanted = np.cumsum(np.repeat(shares, held, axis=0), axis=0)
+    deviations: NDArray[np.float64] = np.cumsum(sources[:, None] == np.arange(num_sources), axis=0) - wanted
+    return deviations
+
+
+@settings(max_examples=50)
+@given(
+    weights=st.lists(st.tuples(*[st.integers(0, 99)] * 4).filter(any), min_size=1, max_size=60),
+    gap=st.sampled_from([1, 7, 64, 100, 300]),
+    seed=st.integers(0, 2**63 - 1),
+)
+def test_however_often_weights_change_no_source_falls_behind(
+    weights: list[tuple[int, ...]], gap: int, seed: int
+) -> None:
+    phases = tuple(Phase(start=gap * number, shares=Shares(parts)) for number, parts in enumerate(weights))
+    deviations = _deviations(phases, num_positions=gap * len(phases) + 300, seed=seed)
+    assert abs(deviations).max() < 16  # a window of 64 positions without a change: up to 8
+
+
+@pytest.mark.parametrize("gap", [1, 10, 64, 100, 1000])
+def test_the_same_weights_again_and_again_are_like_no_change(gap: int) -> None:
+    phases = tuple(Phase(start=start, shares=Shares((1, 20, 79))) for start in range(0, 6400, gap))
+    deviations = _deviations(phases, num_positions=6400, seed=0)
+    assert abs(deviations[-1]).max() < 4
+    assert abs(deviations).max() < 12
+
+
+@settings(max_examples=25)
+@given(
+    weights=st.lists(st.tuples(*[st.integers(10**5, 10**9)] * 3), min_size=30, max_size=40),
+    gap=st.integers(1, 200),
+    seed=st.integers(0, 2**63 - 1),
+    data=st.data(),
+)
+def test_a_checkpoint_keeps_few_changes_and_all_that_they_lead_to(
+    weights: list[tuple[int, ...]], gap: int, seed: int, data: st.DataObject
+) -> None:
+    before = _orders((10, 20, 30), (0, (1, 1, 1)))
+    phases = [Phase(start=gap * number, shares=Shares.of(parts)) for number, parts in enumerate(weights)]
+    whole = before.with_changes(tuple(phases))
+    few = before
+    for phase in phases:
+        few = few.changed(phase.start, phase.shares, seed=seed)
+    stored = json.loads(json.dumps([change.in_state() for change in few.changes]))
+    assert len(json.dumps(stored)) <= 500
+    restored = before.with_changes(tuple(Phase.of_state(*change) for change in stored))
+    first = phases[-1].start
+    position = data.draw(st.integers(first, first + 500))
+    assert _ids(restored, seed=seed, first=position, stop=position + 20) == _ids(
+        whole, seed=seed, first=position, stop=position + 20
+    )
+    epoch, place = divmod(position, before.epoch_samples)
+    assert restored.counts_before(seed=seed, epoch=epoch, position=place) == whole.counts_before(
+        seed=seed, epoch=epoch, position=place
+    )
+    if few.changes[0].start:
+        with pytest.raises(ArgumentError, match="they have changed often since"):
+            _ids(restored, seed=seed, first=0, stop=1)
+
+
+@pytest.mark.parametrize(
+    ("counts", "owed"),
+    [
+        ((4, 5), ()),
+        ((4, 5, 2), ()),
+        ((5, 6, -1), ()),
+        ((4, 5, 1), (1, 1, 1)),
+        ((4, 5, 1), (1, -1)),
+        ((4, 5, 1), (1 << 62, -(1 << 62), 0)),
+        ((4, 5, 1), (0, 1, -1)),
+    ],
+)
+def test_damaged_counts_and_debts_are_refused(counts: tuple[int, ...], owed: tuple[int, ...]) -> None:
+    with pytest.raises(ArgumentError, match="must"):
+        _orders((10, 20, 30), (0, (1, 1, 1))).with_changes((Phase.of_state(10, (1, 1, 0), counts, owed),))
 
 
 @settings(max_examples=30)
@@ -246,7 +334,7 @@ def test_a_change_of_weights_moves_nothing_that_came_before_it(
 def test_global_batches_do_not_depend_on_the_number_of_ranks(
     start: int, ranks: tuple[int, int], epoch: int, tail: Tail
 ) -> None:
-    orders = _orders((7, 40, 1000), (0, (3, 2, 5)), (77, (1, 1, 1))).changed(130, Shares((0, 1, 1)))
+    orders = _orders((7, 40, 1000), (0, (3, 2, 5)), (77, (1, 1, 1))).changed(130, Shares((0, 1, 1)), seed=5)
 
     def global_batches(world_size: int, batch_size: int) -> list[list[int]]:
         batching = Batching(num_samples=100, batch_size=batch_size, order=orders, tail=tail)
@@ -283,5 +371,5 @@ def test_the_order_of_a_mixture_is_the_one_of_every_version() -> None:
     orders = _orders((5, 300, 70), (0, (3, 2, 5)), (90, (1, 1, 1)))
     assert _ids(orders, seed=1, first=80, stop=100) == [
         1502, 199, 1503, 305, 114, 359, 364, 1879, 123, 77,
-        91, 33, 354, 327, 1875, 1877, 1876, 293, 321, 340,
+        1875, 1877, 91, 33, 354, 327, 321, 1876, 293, 141,
     ]  # fmt: skip
