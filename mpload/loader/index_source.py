@@ -19,6 +19,7 @@ from mpload.client.protocol import Description
 from mpload.client.served_work import ServedWork
 from mpload.errors import (
     ArgumentError,
+    IndexChangedError,
     MploadError,
     MploadWarning,
     SampleError,
@@ -278,8 +279,8 @@ class IndexSource:
         causes: list[BadSample] = []
         for failure in filled.failures:
             details = failure.details
-            if failure.kind is ServerError:
-                raise ServerError(failure.cause) from failure.origin
+            if failure.kind is ServerError or failure.kind is IndexChangedError:  # no sample is to blame
+                raise failure.kind(failure.cause) from failure.origin
             if failure.sample == filled.task.num_samples:
                 message = self._collate_failed(filled, failure.cause)
                 raise error_of_failure(message, failure) from failure.origin

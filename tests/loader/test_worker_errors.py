@@ -5,6 +5,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,7 +13,7 @@ import pytest
 from torch.utils.data import DataLoader
 
 from mpload import ErrorAction, ErrorPolicy, MPDataset, MPLoader, Topology
-from mpload.errors import MploadError, SampleError, TooManyBadSamples, WorkerTraceback
+from mpload.errors import IndexChangedError, MploadError, SampleError, TooManyBadSamples, WorkerTraceback
 from tests.support import decoders
 from tests.support.batches import numbers_index
 from tests.support.map_styles import DeeplyBroken, Unspeakable
@@ -198,3 +199,37 @@ def test_a_keyboard_interrupt_is_never_skipped_as_a_bad_sample(
     expected = SampleError if "2" in way else KeyboardInterrupt  # workers ignore Ctrl-C: user code raised it
     with pytest.raises(expected, match="enough"):
         list(leaving(index, way, KeyboardInterrupt, on_error, tmp_path))
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("on_error", ErrorAction)
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_an_index_that_changed_in_place_is_no_bad_sample(
+    tmp_path: Path, num_workers: int, on_error: ErrorAction
+) -> None:
+    path = numbers_index(tmp_path, 60)
+    policy = ErrorPolicy(action=on_error, report=tmp_path / "bad.jsonl")
+    dataset = MPDataset(path, decode=decoders.number_in, batch_size=2, on_error=policy, topology=Topology())
+    with MPLoader(dataset, num_workers=num_workers) as loader:
+        batches = iter(loader)
+        next(batches)
+        with path.open("a") as text:
+            text.write(path.read_text().splitlines()[-1] + "\n")
+        with pytest.raises(IndexChangedError, match=r"changed after it was opened. Open it again"):
+            list(chain(batches, loader))  # the workers may have read the rest of the first epoch
+    assert not (tmp_path / "bad.jsonl").exists()
+
+
+def _refers_to_a_changed_index(array: Any) -> Any:
+    if int(array[0]) >= 40:
+        raise IndexChangedError("other.txt: changed after it was opened. Open it again")
+    return array
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("on_error", ErrorAction)
+def test_an_index_that_changed_is_no_bad_sample_if_a_transform_reads_it_in_a_worker(
+    index: Path, on_error: ErrorAction
+) -> None:
+    error = by_pipeline(index, 2, decoders.number_in, transform=_refers_to_a_changed_index, on_error=on_error)
+    assert isinstance(error, IndexChangedError)
