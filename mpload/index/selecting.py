@@ -93,6 +93,11 @@ def choice_of(
     if sample_ids is not None:
         chosen_ids = _unique_ids(sample_ids)
         check_sample_ids(chosen_ids, len(index))
+    if not isinstance(part, Share | Fold | None):
+        raise ArgumentError(
+            f"part must be a Share or a Fold, got {part!r:.80} of type {type(part).__name__}. "
+            "Write part=Share(0.1) for a tenth"
+        )
     if part is not None and part.stratify is not None:
         _check_column(index, part.stratify, what="stratify", is_allowed=lambda kind: kind is not ColumnType.FLOAT)
     return Choice(

@@ -69,8 +69,12 @@ def parse_condition(text: str, index: Index) -> Condition:
     Raises:
         ArgumentError: the text is not such a condition.
     """
+    if not isinstance(text, str):
+        raise ArgumentError(f"where must be a text, got {text!r:.80} of type {type(text).__name__}. {_EXAMPLE}")
     parser = _Parser(index, text)
     try:
+        if not text.strip():
+            raise parser.error("it is empty", f"{_EXAMPLE}, or leave it out")
         if len(text) > _MAX_CHARACTERS:
             raise parser.error(
                 f"it has {len(text)} characters, more than the limit of {_MAX_CHARACTERS}", "Use keys instead"
@@ -81,7 +85,8 @@ def parse_condition(text: str, index: Index) -> Condition:
     except ArgumentError:
         raise
     except (SyntaxError, ValueError) as error:
-        raise parser.error(f"it cannot be parsed: {error}", _EXAMPLE) from error
+        finding = error.msg if isinstance(error, SyntaxError) else error  # without the name and the line of a file
+        raise parser.error(f"it cannot be parsed: {finding}", _EXAMPLE) from error
     except (RecursionError, MemoryError):
         raise parser.error("it is nested too deeply", "Write a list: label in [1, 2, 3]") from None
     return lambda block: _as_column(value.of(block), len(block))

@@ -73,7 +73,7 @@ def test_any_text_is_a_condition_or_refused(index: Index, text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "it cannot be parsed"),
+        ("", "it is empty"),
         ("label ==", "it cannot be parsed"),
         ("label = 3", "it cannot be parsed"),
         ("lable == 3", "has no column lable. Do you mean label?"),
