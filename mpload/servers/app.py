@@ -12,12 +12,14 @@ import asyncio
 import hmac
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from time import monotonic
 
 from aiohttp import web
 
 from mpload.client.protocol import DATASET_HEADER, MAX_SAMPLES, MEDIA_TYPE, Description, ProtocolError, Wanted
 from mpload.errors import MploadError
+from mpload.servers.connections import Connections
 from mpload.servers.limits import ServerLimits
 from mpload.servers.making import BusyError, SampleMaker
 from mpload.servers.metrics import ServerCounts, metrics_text
@@ -30,6 +32,8 @@ _JOINED_BYTES = 64 * KIB
 """Smaller buffers are joined: a system call costs more than a copy."""
 _MAX_REQUEST_BYTES = 8 * MAX_SAMPLES + 4 * KIB
 _RETRY_SECONDS = 1
+_HUNG_UP = 499
+"""The status that nginx counts such requests under. Nobody receives it."""
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -44,8 +48,12 @@ class SampleService:
     """What clients must send to get samples; None lets everybody have them."""
     limits: ServerLimits
     counts: ServerCounts = field(default_factory=ServerCounts)
-    _busy: set[object] = field(default_factory=set)  # connections whose requests are being answered
-    _answered_at: dict[object, float] = field(default_factory=dict)  # by connection: when its latest answer ended
+    connections: Connections = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.connections = Connections(
+            client_seconds=self.limits.client_seconds, on_cut_off=partial(self.counts.add, num_cut_off=1)
+        )
 
     def app(self) -> web.Application:
         """Return the application. When it is cleaned up, the workers end."""
@@ -62,16 +70,10 @@ class SampleService:
         yield
         self.maker.close()
 
-    async def cut_off_idle(self, server: web.Server) -> None:
-        """Close connections on which no request comes, or not the whole head of one, until cancelled."""
-        while True:
-            await asyncio.sleep(min(1.0, self.limits.client_seconds / 4))
-            now, connections = monotonic(), server.connections
-            self._answered_at = {each: self._answered_at.get(each, now) for each in connections}
-            for connection in connections:
-                if connection not in self._busy and now - self._answered_at[connection] > self.limits.client_seconds:
-                    self.counts.num_cut_off += 1
-                    connection.force_close()
+    def end_requests(self, server: web.Server) -> None:
+        """End the requests that are still under way, since the time to stop is over. Clients get no more answers."""
+        self.connections.abort_all(server)
+        self.maker.close()
 
     async def _health(self, _: web.Request) -> web.Response:
         if self.maker.is_healthy:
@@ -123,12 +125,8 @@ class SampleService:
     async def _guard(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
         """Check the token, count the request, and turn errors into answers."""
         started = monotonic()
-        self._busy.add(request.protocol)
-        try:
+        with self.connections.answering(request):
             response = await self._answered(request, handler)
-        finally:
-            self._busy.discard(request.protocol)
-            self._answered_at[request.protocol] = monotonic()
         if request.path == "/v1/samples":
             self.counts.count(response.status, seconds=monotonic() - started)
         return response
@@ -144,8 +142,12 @@ class SampleService:
             return _error(503, str(error), headers={"Retry-After": str(_RETRY_SECONDS)})
         except MploadError as error:
             return _error(503, str(error))
-        except (TimeoutError, ConnectionError) as error:
-            self.counts.num_cut_off += isinstance(error, TimeoutError)
+        except ConnectionError:
+            return _error(_HUNG_UP, "the client has hung up")
+        except web.RequestPayloadError as error:
+            return _error(400, f"the body is malformed: {error}")
+        except TimeoutError:
+            self.counts.add(num_cut_off=1)
             return _error(408, f"the request or its answer took longer than {self.limits.client_seconds:g} s")
         except web.HTTPException as error:
             return _error(error.status, f"{error.reason}: {request.method} {request.path}")

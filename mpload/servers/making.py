@@ -151,12 +151,13 @@ class SampleMaker:
         self._on_tick()
 
     def close(self) -> None:
-        """End the workers. Requests that are still being made fail."""
+        """End the workers. Requests that are still being made fail. May be called again."""
         if self._loop is not None:
             if self._tick is not None:
                 self._tick.cancel()
             self._loop.remove_reader(self._answers_fd)
-        self._fail_all(MploadError("the server is stopping"))
+        self.failure = self.failure or MploadError("the server is stopping")
+        self._fail_all(self.failure)
         self._kept.clear()
         self.pool.close()
 

@@ -16,8 +16,14 @@ class ServerCounts:
     """Samples asked for and made, or found made."""
     sent_bytes: int = 0
     num_cut_off: int = 0
+    num_malformed: int = 0
     seconds: float = 0.0
     by_status: Counter[int] = field(default_factory=Counter)
+
+    def add(self, *, num_cut_off: int = 0, num_malformed: int = 0) -> None:
+        """Count connections that were cut off, and requests that were no HTTP."""
+        self.num_cut_off += num_cut_off
+        self.num_malformed += num_malformed
 
     def count(self, status: int, *, seconds: float) -> None:
         """Count an answered request for samples."""
@@ -41,7 +47,12 @@ def metrics_text(maker: SampleMaker, counts: ServerCounts) -> str:
         ("made_samples_total", "Samples made by workers.", {"": maker.counts.num_made}),
         ("shared_samples_total", "Samples that had been made for an equal request.", {"": maker.counts.num_shared}),
         ("busy_seconds_total", "Time that workers spent on samples.", {"": pool.stats.busy_ns / 1e9}),
-        ("cut_off_total", "Connections closed because the client was too slow, or idle.", {"": counts.num_cut_off}),
+        (
+            "cut_off_total",
+            "Connections of clients that were idle, or too slow to send or read.",
+            {"": counts.num_cut_off},
+        ),
+        ("malformed_total", "Requests that were no HTTP, or had too large a head.", {"": counts.num_malformed}),
         ("deaths_total", "Processes of the pool that died and were replaced.", {"": pool.num_deaths}),
         ("workers", "Current number of worker processes.", {"": pool.num_workers}),
         ("requests_under_way", "Requests that wait or are being made.", {"": maker.num_under_way}),

@@ -8,6 +8,7 @@ import threading
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from mpload.client.protocol import MAX_SAMPLES
@@ -34,6 +35,10 @@ if TYPE_CHECKING:
 __all__ = ["serve"]
 
 _MAX_SLOTS = 512
+_MAX_TOKEN = 1000
+"""Characters. It comes in a header, whose size is limited."""
+_LINGERING_SECONDS = 2.0
+"""How long the rest of a request that is refused is read, so that the client gets the answer."""
 _USUAL_SAMPLES = 16
 """Samples of a request, as loaders usually ask for them."""
 
@@ -84,6 +89,8 @@ def serve(
         raise ArgumentError("a server needs the package aiohttp: pip install 'mpload[servers]'") from error
     if token is not None and (not token.isascii() or not token.isprintable() or token.strip() != token or not token):
         raise ArgumentError("the token must be printable ASCII text, not empty, without spaces around it")
+    if token is not None and len(token) > _MAX_TOKEN:
+        raise ArgumentError(f"the token may have {_MAX_TOKEN} characters, got {len(token)}. Take a shorter one")
     address: Address
     if socket_file is not None:
         address = SocketFile.at(socket_file)
@@ -184,24 +191,39 @@ async def _run(
     """Serve until `stop` is set or a signal asks to stop; then finish the requests under way."""
     from aiohttp import web  # noqa: PLC0415  optional
 
-    limits = service.limits
-    asyncio.get_running_loop().set_exception_handler(_on_error)
+    from mpload.servers.connections import HEAD_LIMITS, request_logger  # noqa: PLC0415  imports aiohttp
+
+    limits, loop = service.limits, asyncio.get_running_loop()
+    loop.set_exception_handler(_on_error)
     runner = web.AppRunner(
-        service.app(), access_log=None, keepalive_timeout=limits.client_seconds, shutdown_timeout=limits.stop_seconds
+        service.app(),
+        access_log=None,
+        logger=request_logger(partial(service.counts.add, num_malformed=1)),
+        keepalive_timeout=limits.client_seconds,
+        shutdown_timeout=limits.stop_seconds,
+        lingering_time=_LINGERING_SECONDS,
+        **HEAD_LIMITS,
     )
     await runner.setup()
-    assert runner.server is not None
-    watch = asyncio.create_task(service.cut_off_idle(runner.server))
+    server = runner.server
+    assert server is not None
+    watch = asyncio.create_task(service.connections.cut_off_idle(server))
     try:
         url = await address.start(runner)
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGTERM, signal.SIGINT):
-                asyncio.get_running_loop().add_signal_handler(number, stop.set)
+                loop.add_signal_handler(number, stop.set)
         on_ready(url)
         await stop.wait()
     finally:
         watch.cancel()
+        # aiohttp waits twice for so long, and then for clients that do not read.
+        timer = loop.call_later(limits.stop_seconds, service.end_requests, server)
         await runner.cleanup()
+        await service.connections.sent()
+        timer.cancel()
+        service.connections.abort_all(server)
+        await asyncio.sleep(0)  # closes the aborted connections
         address.remove()
 
 

@@ -4,9 +4,9 @@ import http.client
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -122,6 +122,93 @@ def test_a_client_that_never_reads_is_cut_off_and_its_slot_is_used_again(photos:
         idle.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
         asker.await_metric("cut_off_total", 1)  # asked for on one connection, which is not idle
         assert asker.get("/healthz")[0] == 200
+
+
+@contextmanager
+def _asking_without_reading(address: str, *, num_clients: int) -> Iterator[None]:
+    """Send requests that need no token over some connections, until they are full of answers that nobody reads."""
+    host, port = address.split(":")
+    with ExitStack() as stack:
+        for _ in range(num_clients):
+            client = stack.enter_context(closing(socket.socket()))
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+            client.connect((host, int(port)))
+            client.settimeout(0.5)
+            with suppress(OSError):
+                while True:
+                    client.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n" * 200)
+        yield
+
+
+def test_clients_that_never_read_what_needs_no_token_are_cut_off_once(dataset: Callable[[], MPDataset[Any]]) -> None:
+    num_clients = 4
+    with asked(dataset, limits=ServerLimits(client_seconds=1.0)) as asker:
+        before = len(psutil.Process().net_connections("tcp"))
+        with _asking_without_reading(asker.address, num_clients=num_clients):
+            asker.await_metric("cut_off_total", num_clients)
+            deadline = time.monotonic() + _SECONDS
+            while len(psutil.Process().net_connections("tcp")) > before + num_clients:  # those of the clients are here
+                assert time.monotonic() < deadline
+                asker.await_metric("cut_off_total", num_clients)
+            assert asker.metric("cut_off_total") == num_clients
+
+
+def test_clients_that_never_read_do_not_delay_the_stop(dataset: Callable[[], MPDataset[Any]]) -> None:
+    limits = ServerLimits(client_seconds=60.0, stop_seconds=3.0)
+    with ExitStack() as clients, ExitStack() as server:
+        url = server.enter_context(running_server(dataset(), limits=limits))
+        clients.enter_context(_asking_without_reading(urlsplit(url).netloc, num_clients=3))
+        began = time.monotonic()
+        server.close()
+        assert time.monotonic() - began < limits.stop_seconds + 2.0
+
+
+def test_a_request_that_takes_longer_than_the_time_to_stop_is_given_up(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(1) as thread, ExitStack() as stack, ExitStack() as server:
+        url = server.enter_context(running_server(_gated_dataset(tmp_path), limits=ServerLimits(stop_seconds=1.0)))
+        slow, watch = (stack.enter_context(asking(_gated_dataset(tmp_path), url)) for _ in range(2))
+        late = thread.submit(slow.labels, wanted([93]))
+        watch.await_metric("requests_under_way", 1)
+        began = time.monotonic()
+        server.close()
+        assert time.monotonic() - began < 8.0
+        assert isinstance(late.exception(), (http.client.HTTPException, ConnectionError))
+
+
+def test_clients_that_hang_up_are_counted_as_such(tmp_path: Path) -> None:
+    with asked(lambda: _gated_dataset(tmp_path)) as asker:
+        with closing(http.client.HTTPConnection(asker.address, timeout=_SECONDS)) as client:
+            client.request("POST", "/v1/samples", wanted([93]).encode(), asker.headers())
+            asker.await_metric("requests_under_way", 1)
+        (tmp_path / "open").touch()
+        deadline = time.monotonic() + _SECONDS
+        while 'requests_total{status="499"} 1\n' not in (found := asker.get("/metrics")[1].decode()):
+            assert time.monotonic() < deadline
+        assert 'status="408"' not in found
+
+
+def test_requests_that_are_no_http_are_counted_and_not_written_down(
+    dataset: Callable[[], MPDataset[Any]], capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    sent = [
+        b"GET /healthz HTTP/1.1\r\nHost: x\r\nContent-Length: -5\r\n\r\n",
+        b"GET /healthz HTTP/1.1\r\nHost: x\r\nX: " + b"a" * 5000 + b"\r\n\r\n",
+        b"GET /healthz HTTP/1.1\r\nHost: x\r\n" + b"X: a\r\n" * 200 + b"\r\n",
+        b"\x16\x03\x01\x02\x00" + bytes(600),
+    ]
+    with asked(dataset) as asker:
+        host, port = asker.address.split(":")
+        for head in sent:
+            with socket.create_connection((host, int(port)), timeout=_SECONDS) as client:
+                client.sendall(head)
+                assert b" 400 " in client.recv(1024)
+        asker.await_metric("malformed_total", len(sent))
+        with socket.create_connection((host, int(port)), timeout=_SECONDS) as client:
+            begun = f"POST /v1/samples HTTP/1.1\r\nHost: x\r\n{DATASET_HEADER}: {asker.description.digest}\r\n"
+            client.sendall(f"{begun}Transfer-Encoding: chunked\r\n\r\nno size\r\n".encode())
+            assert b" 400 " in client.recv(1024)
+    assert "Traceback" not in capfd.readouterr().err + caplog.text
 
 
 @pytest.mark.parametrize("start", ["", "POST /v1/sam", "POST /v1/samples HTTP/1.1\r\nHost: x\r\nX: "])
