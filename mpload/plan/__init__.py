@@ -11,6 +11,7 @@ bucket_plan   the same if all samples of a global batch are of one bucket
 bucket_turns  the sequence of buckets in an epoch
 mixture       the order of a mixture of sources
 shares        divides positions among sources by weight
+boundaries    which turns of sources are taken before a boundary of blocks of positions
 turns         the source that each position takes a sample of, and which of its samples
 source_orders the order in which each source of a mixture goes through its samples
 laps          epochs that are longer or shorter than the index

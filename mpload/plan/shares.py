@@ -10,15 +10,14 @@ it is computed for each block alone which turns are taken before it begins. A tu
 boundary is taken either before or after it. The choice has to leave room for the others on both sides: among the turns
 in order of their deadlines, and in order of their first positions too, every prefix must contain as many turns taken
 before the boundary as their shares of it sum to, rounded down. Such a choice exists, because a flow through a network
-whose capacities are integers can be made of integers (`_taken_before`). Blocks are so long that no turn crosses two
-boundaries.
+whose capacities are integers can be made of integers (`mpload.plan.boundaries`). Blocks are so long that no turn
+crosses two boundaries.
 
 Where shares change, a source may have had a little more or less than its share. The shares that follow begin with what
 each source is owed: its turns come that much earlier or later.
 """
 
 import math
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -29,6 +28,7 @@ from numpy.typing import NDArray
 
 from mpload.errors import ArgumentError
 from mpload.native import native_module
+from mpload.plan.boundaries import taken_before
 
 __all__ = ["MAX_SOURCES", "NATIVE", "Block", "Shares"]
 
@@ -77,7 +77,7 @@ class Block:
     counts: tuple[int, ...]
     """By source, its number of samples before the first position."""
     counts_after: tuple[int, ...]
-    """The same before the position after the last one."""
+    """The same before the position after the last one of the whole block; empty if only its beginning was made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,15 +135,6 @@ class Shares:
         """The number of positions after which every source has exactly its part."""
         return sum(self.parts)
 
-    def _may_owe(self) -> bool:
-        most = self.scale * self.block_positions
-        return (
-            len(self.owed) == len(self.parts)
-            and sum(self.owed) == 0
-            and all(-most * part <= owed <= most * self.total for part, owed in zip(self.parts, self.owed, strict=True))
-            and not any(owed for part, owed in zip(self.parts, self.owed, strict=True) if not part)
-        )
-
     @property
     def scale(self) -> int:
         """The finer units in which debts are counted, so that rounding them does not add up over many changes."""
@@ -153,6 +144,14 @@ class Shares:
     def _debt_scale(self) -> int:
         return max(1, _DEBT_UNITS // self.total)
 
+    def _may_owe(self) -> bool:
+        if len(self.owed) != len(self.parts) or sum(self.owed) != 0:
+            return False
+        limit = self.scale * self.block_positions
+        most = limit * self.total
+        pairs = zip(self.parts, self.owed, strict=True)
+        return all(-limit * part <= owed <= most if part else not owed for part, owed in pairs)
+
     def after(self, earlier: "Shares", num_positions: int, counts: Sequence[int]) -> "Shares":
         """Return these shares for the positions after the first ones of `earlier`.
 
@@ -161,15 +160,17 @@ class Shares:
             num_positions: for how many positions they held.
             counts: how many of these positions each source got.
         """
-        unit = earlier.total * earlier.scale
-        wanted = (part * earlier.scale * num_positions for part in earlier.parts)
+        unit, factor = earlier.total * earlier.scale, earlier.scale * num_positions
+        wanted = (part * factor for part in earlier.parts)
         debts = [
             whole + owed - count * unit
             for whole, owed, count in zip(wanted, earlier.owed or [0] * len(earlier.parts), counts, strict=True)
         ]
-        own_unit = self.total * self._debt_scale
-        limits = [part * self._debt_scale * self.block_positions for part in self.parts]  # so that no block lacks turns
-        owed = [max(debt * own_unit // unit, -limit) if limit else 0 for debt, limit in zip(debts, limits, strict=True)]
+        own_unit, limit = self.total * self._debt_scale, self._debt_scale * self.block_positions
+        owed = [
+            max(debt * own_unit // unit, -limit * part) if part else 0  # no less, so that every block has turns
+            for debt, part in zip(debts, self.parts, strict=True)
+        ]
         balanced = _balanced(owed)
         return replace(self, owed=tuple(balanced) if any(balanced) else ())
 
@@ -210,7 +211,10 @@ class Shares:
             num_made: return only so many of the positions; None stands for all.
         """
         before = self.counts_at(first) if before is None else before
-        after = self.counts_at(stop)
+        # In the first half of a block in which each source has two turns, none comes to the end of its turns.
+        is_short = num_made is not None and 2 * max(num_made, self._least_positions) <= stop - first
+        unlimited = [count + bool(part) * (stop - first) for count, part in zip(before, self.parts, strict=True)]
+        after = unlimited if is_short else self.counts_at(stop)
         floors, rests = self._wanted_at(first)
         turns = np.array([count - floor for count, floor in zip(before, floors, strict=True)], np.int64)
         nums_left = np.array([there - here for here, there in zip(before, after, strict=True)], np.int64)
@@ -219,7 +223,7 @@ class Shares:
         assign = _assign if NATIVE is None else NATIVE.assign
         rests_left = np.array(rests, np.int64)
         assign(parts, rests_left, turns, nums_left, self.total * self.scale, stop - first, sources)
-        return Block(first=first, sources=sources, counts=tuple(before), counts_after=tuple(after))
+        return Block(first=first, sources=sources, counts=tuple(before), counts_after=() if is_short else tuple(after))
 
     def counts_at(self, position: int) -> list[int]:
         """Return the number of samples of each source before `position`."""
@@ -227,14 +231,16 @@ class Shares:
             return [0] * len(self.parts)
         counts, rests = self._wanted_at(position)
         if any(rests):
-            parts = self.parts if self.scale == 1 else [part * self.scale for part in self.parts]
-            for source in _taken_before(parts, rests, self.total * self.scale):
+            scale = self.scale
+            parts = self.parts if scale == 1 else [part * scale for part in self.parts]
+            for source in taken_before(parts, rests, self.total * scale):
                 counts[source] += 1
         return counts
 
     def _wanted_at(self, position: int) -> tuple[list[int], list[int]]:
         """Return each source's share of the positions before `position`: whole samples, and the rests in units."""
-        unit, factor = self.total * self.scale, self.scale * position
+        scale = self.scale
+        unit, factor = self.total * scale, scale * position
         owed = self.owed or [0] * len(self.parts)
         counts, rests = zip(
             *(divmod(part * factor + more, unit) for part, more in zip(self.parts, owed, strict=True)), strict=True
@@ -255,101 +261,6 @@ def _balanced(owed: Sequence[int]) -> list[int]:
             cuts[place] += 1
             left -= 1
     return [each - sign * cut for each, cut in zip(owed, cuts, strict=True)]
-
-
-def _taken_before(parts: Sequence[int], rests: Sequence[int], total: int) -> set[int]:
-    """Return the sources whose turn that crosses a boundary is taken before it.
-
-    `rests[s] / total` is the share of the turn that lies before the boundary, and these sum to a number K. Put the
-    turns end to end, each as long as its share, in order of their deadlines, and cut this line into K cells of length
-    1; do the same in order of their first positions. Each cell must get one of the turns in it, and each turn that is
-    chosen must be in one cell of both lines. Cell after cell, a shortest path is searched that frees a turn for it.
-    """
-    crossing = [source for source, rest in enumerate(rests) if rest]
-    by_deadline = sorted(crossing, key=lambda source: (-((rests[source] - total) // parts[source]), source))
-    by_release = sorted(crossing, key=lambda source: (-rests[source] // parts[source], source))
-    num_cells = sum(rests) // total
-    in_first, in_second = (_cells_of(ordered, rests, total) for ordered in (by_deadline, by_release))
-    turns_of: list[list[int]] = [[] for _ in range(num_cells)]
-    for source in by_deadline:
-        for cell in in_first[source]:
-            turns_of[cell].append(source)
-    first_of: dict[int, int] = {}
-    holder: dict[int, int] = {}  # of each cell of the second line
-    for cell in range(num_cells):
-        _match(cell, turns_of, in_second, first_of, holder)
-    return set(first_of)
-
-
-def _cells_of(ordered: Sequence[int], rests: Sequence[int], total: int) -> dict[int, range]:
-    cells, start = {}, 0
-    for source in ordered:
-        end = start + rests[source]
-        cells[source] = range(start // total, (end - 1) // total + 1)
-        start = end
-    return cells
-
-
-def _match(
-    cell: int,
-    turns_of: Sequence[Sequence[int]],
-    in_second: dict[int, range],
-    first_of: dict[int, int],
-    holder: dict[int, int],
-) -> None:
-    """Give a turn to a cell of the first line: breadth first, over nodes of three kinds.
-
-    "first" is a cell of the first line that needs a turn, "turn" is a turn that is wanted by such a cell, and "placed"
-    is a turn that needs another cell of the second line.
-    """
-    start = "first", cell
-    came: dict[tuple[str, int], tuple[tuple[str, int], int] | None] = {start: None}  # with the cell of a step back
-    queue = deque([start])
-    while queue:
-        kind, at = node = queue.popleft()
-        steps: list[tuple[tuple[str, int], int]] = []
-        if kind == "first":
-            steps = [(("turn", turn), -1) for turn in turns_of[at] if first_of.get(turn) != at]
-        elif kind == "turn":
-            steps = [(("first", first_of[at]) if at in first_of else ("placed", at), -1)]
-        else:
-            for second in in_second[at]:
-                if second not in holder:
-                    _apply(node, second, came, first_of, holder)
-                    return
-                if holder[second] != at:
-                    steps.append((("placed", holder[second]), second))
-            if at in first_of:
-                steps.append((("turn", at), -1))
-        for following, second in steps:
-            if following not in came:
-                came[following] = node, second
-                queue.append(following)
-    raise AssertionError("no turn is free")
-
-
-def _apply(
-    node: tuple[str, int],
-    second: int,
-    came: dict[tuple[str, int], tuple[tuple[str, int], int] | None],
-    first_of: dict[int, int],
-    holder: dict[int, int],
-) -> None:
-    gained, lost = {}, []
-    holder_of = {second: node[1]}
-    while (step := came[node]) is not None:
-        before, freed = step
-        if before[0] == "first":
-            gained[node[1]] = before[1]
-        elif node[0] == "first":
-            lost.append(before[1])
-        elif freed >= 0:
-            holder_of[freed] = before[1]
-        node = before
-    for turn in lost:
-        del first_of[turn]
-    first_of.update(gained)
-    holder.update(holder_of)
 
 
 def _assign(
