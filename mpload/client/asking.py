@@ -3,23 +3,24 @@
 import random
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from mpload.client.choice import Choice, Nearest
 from mpload.client.connection import Busy, Connection, OtherDataset, Refused, RequestError, readable, tls_for
 from mpload.client.listing import ServerList
 from mpload.client.options import Servers, longest_pause_of
-from mpload.client.protocol import AnswerHead, Description
+from mpload.client.protocol import Description
 from mpload.client.refusals import differences
+from mpload.client.requests import Answered, KnownServer, Piece, Read, Request
 from mpload.errors import ArgumentError, ServerError
 from mpload.plan.topology import Topology
-from mpload.storage.latencies import Latencies
 from mpload.storage.notices import Notice
 from mpload.telemetry.server_stats import ServerCounts
 from mpload.units import format_seconds
 
-__all__ = ["HEDGES_PER_REQUEST", "Answered", "Asking", "Piece"]
+__all__ = ["HEDGES_PER_REQUEST", "Asking"]
 
 HEDGES_PER_REQUEST = 0.05
 """Second requests, as a fraction of all requests so far."""
@@ -30,63 +31,6 @@ _PATIENCE_SECONDS = 1.0
 _TICK_SECONDS = 1.0
 _TRIAL_SHARE = 1 / 4
 """How long a worker waits to see whether a server is back, as a fraction of the time for which it was left out."""
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """Samples `first` to `last` (exclusive) of a batch, which one request asks for."""
-
-    task: tuple[int, ...]
-    first: int
-    last: int
-    turn: int = 0
-    """Its place among the pieces of the epoch. Servers take turns."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answered:
-    """An answer that was received."""
-
-    url: str
-    """Which server has made the samples."""
-    head: AnswerHead
-    num_bytes: int
-    is_first: bool
-    """Whether it is the first one over its connection. The server may have been started again since the last one."""
-
-
-@dataclass(slots=True, kw_only=True)
-class _Request:
-    """A request that was sent and not answered yet."""
-
-    server: int
-    connection: Connection
-    piece: Piece
-    body: bytes
-    sent_at: float
-    latency_seconds: float = 0.0
-    """From sending it until its answer began, or until the worker noticed that."""
-
-    @property
-    def num_samples(self) -> int:
-        return self.piece.last - self.piece.first
-
-    def fileno(self) -> int:
-        return self.connection.fileno()
-
-
-@dataclass(slots=True, kw_only=True)
-class _Server:
-    """What this worker knows of a server, besides what `Choice` does."""
-
-    url: str
-    idle: list[Connection] = field(default_factory=list)
-    latencies: Latencies = field(default_factory=Latencies)
-    answered_at: float = float("-inf")
-
-
-Read = Callable[[Connection, int], AnswerHead]
-"""Receives the body of an answer, which has so many bytes."""
 
 
 class Asking:
@@ -107,14 +51,14 @@ class Asking:
         self._notify = notify
         self._tls = tls_for(servers)
         self._list = ServerList(servers.urls, None if servers.list_file is None else Path(servers.list_file))
-        self._known = [_Server(url=url) for url in self._list.urls]
+        self._known = [KnownServer(url=url) for url in self._list.urls]
         self._choice = Choice(
             len(self._known),
             jitter=random.Random().random,
             longest_pause_seconds=longest_pause_of(servers),
         )
         self._topology: Topology | None = None
-        self._open: dict[Piece, _Request] = {}
+        self._open: dict[Piece, Request] = {}
         self._saved_hedges = 0.0
         self.counts = ServerCounts()
         """What servers have done; the caller may take it."""
@@ -183,7 +127,20 @@ class Asking:
                 "servers, or pass fallback='local' to make samples in this loader when servers do not"
             )
 
-    def _taken(self, piece: Piece) -> _Request | None:
+    def elsewhere(
+        self, piece: Piece, body: bytes, read: Read, *, than: Collection[str], live: Callable[[], None]
+    ) -> Answered | None:
+        """Return the answer of another server than those with these URLs; None if there is none. `read` may call this.
+
+        The other arguments are those of `answer`. No server is waited for that is left out at present.
+        """
+        live()
+        request = self._sent(piece, body, without=[n for n, known in enumerate(self._known) if known.url in than])
+        with suppress(ServerError):  # raised again when it is asked for what is its turn
+            return None if request is None else self._received(request, read)
+        return None
+
+    def _taken(self, piece: Piece) -> Request | None:
         """Return the open request for a piece, unless it is so old that the server may have dropped the answer."""
         request = self._open.pop(piece, None)
         if request is not None and time.monotonic() - request.sent_at > self._servers.request_timeout_seconds:
@@ -213,7 +170,7 @@ class Asking:
         for url in self._list.urls:
             if url not in known:
                 known[url] = len(self._known)
-                self._known.append(_Server(url=url))
+                self._known.append(KnownServer(url=url))
         numbers = [known[url] for url in self._list.urls]
         for number in set(self._listed).difference(numbers):
             self._drop(number)
@@ -232,7 +189,7 @@ class Asking:
             text = f"{server.url} is not listed any more, and not asked"
             self._notify(Notice(place=server.url, is_outage=False, text=text))
 
-    def _sent(self, piece: Piece, body: bytes, *, without: Sequence[int] = ()) -> _Request | None:
+    def _sent(self, piece: Piece, body: bytes, *, without: Sequence[int] = ()) -> Request | None:
         """Send a request to the next server; return None if there is none, or it fails."""
         now = time.monotonic()
         server = self._choice.pick(piece.turn, now, without=without)
@@ -240,7 +197,7 @@ class Asking:
             return None
         known = self._known[server]
         connection = known.idle.pop() if known.idle else Connection(known.url, self._servers, self._tls)
-        request = _Request(server=server, connection=connection, piece=piece, body=body, sent_at=now)
+        request = Request(server=server, connection=connection, piece=piece, body=body, sent_at=now)
         try:
             connection.ask(body, self._digest)
         except RequestError as error:
@@ -249,7 +206,7 @@ class Asking:
         self._saved_hedges = min(_MAX_SAVED_HEDGES, self._saved_hedges + HEDGES_PER_REQUEST)
         return request
 
-    def _sent_in_place(self, piece: Piece, body: bytes) -> _Request | None:
+    def _sent_in_place(self, piece: Piece, body: bytes) -> Request | None:
         """Give up a request made ahead to a server that is tried again, and send one for the piece that is needed now.
 
         Such a server gets one request at a time. One made ahead would be read only after this piece, so never.
@@ -260,11 +217,11 @@ class Asking:
                 return self._sent(piece, body)
         return None
 
-    def _give_up(self, request: _Request) -> None:
+    def _give_up(self, request: Request) -> None:
         self._choice.end(request.server)
         request.connection.close()
 
-    def _failed(self, request: _Request, error: Exception) -> None:
+    def _failed(self, request: Request, error: Exception) -> None:
         """Note that a request has failed. Give up all others to the same server, which would fail one after another."""
         self._give_up(request)
         now, server = time.monotonic(), request.server
@@ -281,7 +238,7 @@ class Asking:
             text = f"{url} {error}. It is asked again later. Until then, its samples are made {instead}"
             self._notify(Notice(place=url, is_outage=True, text=text, answered_at=self._known[server].answered_at))
 
-    def _received(self, request: _Request, read: Read) -> Answered | None:
+    def _received(self, request: Request, read: Read) -> Answered | None:
         """Receive the answer to a request, or to the same request to another server; None if all have failed.
 
         Raises:
@@ -315,7 +272,7 @@ class Asking:
             while server.idle and number not in near:
                 server.idle.pop().close()
 
-    def _first_to_answer(self, request: _Request) -> tuple[_Request, int] | None:
+    def _first_to_answer(self, request: Request) -> tuple[Request, int] | None:
         """Wait for an answer, and return what was answered and the size of the answer; None if all have failed."""
         running = [request]
         began = time.monotonic()
@@ -353,7 +310,7 @@ class Asking:
         usual_seconds = 2e-9 * self._known[server].latencies.any_late_ns
         return min(limit_seconds, max(_PATIENCE_SECONDS, usual_seconds, pause_seconds * _TRIAL_SHARE))
 
-    def _begun(self, request: _Request, deadline: float) -> int | None:
+    def _begun(self, request: Request, deadline: float) -> int | None:
         """Read the head of an answer; return None if the request has failed."""
         request.latency_seconds = time.monotonic() - request.sent_at
         try:
@@ -370,17 +327,17 @@ class Asking:
         self._known[request.server].latencies.add(round(request.latency_seconds * 1e9), request.num_samples)
         return num_bytes
 
-    def _refused(self, request: _Request, text: str) -> ServerError:
+    def _refused(self, request: Request, text: str) -> ServerError:
         return ServerError(f"{self._known[request.server].url} {text}")
 
-    def _late_at(self, request: _Request, now: float) -> float:
+    def _late_at(self, request: Request, now: float) -> float:
         """Return when a second request should be made, by the clock; infinity if that is unknown."""
         late_ns = self._known[request.server].latencies.late_ns(request.num_samples)
         if late_ns is None or len(self._listed) == 1:
             return float("inf")
         return max(request.sent_at + max(_LEAST_LATE_SECONDS, late_ns * 1e-9), now + _LEAST_LATE_SECONDS / 10)
 
-    def _hedged(self, request: _Request) -> _Request | None:
+    def _hedged(self, request: Request) -> Request | None:
         if self._saved_hedges < 1:
             return None
         second = self._sent(request.piece, request.body, without=[request.server])
@@ -389,7 +346,7 @@ class Asking:
             self.num_hedges += 1
         return second
 
-    def _lost(self, running: Sequence[_Request], late: _Request) -> None:
+    def _lost(self, running: Sequence[Request], late: Request) -> None:
         """Give up the requests that another server has answered first."""
         for each in running:
             self._give_up(each)

@@ -76,6 +76,7 @@ class Connection:
     """
 
     def __init__(self, url: str, servers: Servers, tls: ssl.SSLContext | None) -> None:
+        self.url = url
         self._http, path = _http_of(url, servers.connect_timeout_seconds, tls)
         self._path = f"{path}/v1/samples"
         self._headers = {"Content-Type": MEDIA_TYPE, "Accept": MEDIA_TYPE}

@@ -1,6 +1,7 @@
 """`ServedWork`: the work of workers that have samples made by servers."""
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter_ns
@@ -9,17 +10,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mpload.client.asking import Answered, Asking, Piece
-from mpload.client.connection import Connection
+from mpload.client.asking import Asking
+from mpload.client.connection import Connection, RequestError
+from mpload.client.evidence import changed_index, named, unread
 from mpload.client.options import Servers
 from mpload.client.protocol import MAX_SAMPLES, AnswerHead, Description, Wanted, read_answer
+from mpload.client.requests import Answered, Piece
 from mpload.errors import FAILURES, ServerError
 from mpload.plan.batch_number import BatchNumber
 from mpload.samples.counts import HEDGES, READ_NS, SERVED, SERVED_BYTES
 from mpload.samples.index_work import PipelineWork
 from mpload.samples.pipeline import Pipeline
 from mpload.storage.notices import Notice
-from mpload.transport.messages import MAX_COUNTS, Failure, Tally, details_of
+from mpload.transport.messages import MAX_COUNTS, Tally, details_of
 from mpload.transport.ragged import RaggedArray
 from mpload.transport.ring import blank
 from mpload.transport.worker import ChunkReport
@@ -33,6 +36,9 @@ _NUM_CHECKED = 2
 _MAX_CHECKS = 4
 """Answers of a server that are checked until one can be: samples may be bad, or their files not here."""
 
+_MAX_OTHERS = 3
+"""Servers that are asked for a sample which another one cannot read."""
+
 
 @dataclass(kw_only=True)
 class ServedWork:
@@ -41,6 +47,9 @@ class ServedWork:
     Samples that no server makes are made here, by `work`, if `servers.fallback` says so. The first worker makes some of
     the samples in the first answer of each server itself, and compares them; and again in the first answer over each
     new connection, since a server may have been started again with other files or other code.
+
+    A sample that a server cannot read is asked for elsewhere. If others can read it, the server has failed, and all
+    samples of its answer are made elsewhere.
 
     Process: as `PipelineWork`. Each process has its own connections.
     """
@@ -129,7 +138,8 @@ class ServedWork:
         live = partial(report.at, piece.first)
         served = {name: array for name, array in arrays.items() if name in self.fields}
         views = self.work.unpacked(BatchNumber.of(piece.task), served)
-        answered = self._asking.answer(piece, partial(self._body, piece), partial(_read, views, piece), live=live)
+        read = partial(self._read, views, piece, report)
+        answered = self._asking.answer(piece, partial(self._body, piece), read, live=live)
         counts = [0] * MAX_COUNTS
         counts[READ_NS] = perf_counter_ns() - start_ns
         counts[HEDGES], self._asking.num_hedges = self._asking.num_hedges, 0
@@ -140,15 +150,52 @@ class ServedWork:
             _begin(views, piece.first, piece.last)
             self.work.fill(piece.task, arrays, piece.first, piece.last, report)
             return
-        failures = answered.head.failures
         if answered.is_first and answered.url in self._compared:
             self._unchecked[answered.url] = _MAX_CHECKS
         if self._unchecked.setdefault(answered.url, self._first_checks):
             self._unchecked[answered.url] -= 1
             self._check(answered, piece, views, report)
-        report.failures += [
-            Failure(sample=piece.first + each.sample, cause=each.cause, details=each.details) for each in failures
-        ]
+        report.failures += [named(each, url=answered.url, first=piece.first) for each in answered.head.failures]
+
+    def _read(
+        self, arrays: Mapping[str, Any], piece: Piece, report: ChunkReport, connection: Connection, num_bytes: int
+    ) -> AnswerHead:
+        """Receive an answer.
+
+        Raises:
+            RequestError: the server lacks its index, or samples that others have.
+        """
+        head = _read(arrays, piece, connection, num_bytes)
+        for failure in unread(head.failures):
+            place = piece.first + failure.sample
+            one = Piece(piece.task, place, place + 1, piece.turn)
+            if has_it := self._who_reads(one, report, but=connection.url):
+                raise RequestError(f"cannot read what {has_it} can: {failure.cause.rstrip('?.')}")
+        return head
+
+    def _who_reads(self, piece: Piece, report: ChunkReport, *, but: str) -> str:
+        """Return who can read a sample that the server `but` cannot; empty if nobody can."""
+        if report.private_arrays is None:
+            return ""
+        private = report.private_arrays()
+        served = {name: private[name] for name in self.fields}
+        if self.servers.fallback == "local":
+            mine = _aside(report)
+            _begin(served, piece.first, piece.last)
+            with suppress(*FAILURES):
+                self.work.fill(piece.task, private, piece.first, piece.last, mine)
+                if not unread(mine.failures):
+                    return "this machine"
+        views, asked = self.work.unpacked(BatchNumber.of(piece.task), served), [but]
+        live, read = partial(report.at, piece.first), partial(_read, views, piece)
+        while len(asked) <= _MAX_OTHERS:
+            answered = self._asking.elsewhere(piece, self._body(piece), read, than=asked, live=live)
+            if answered is None or answered.url in asked:
+                return ""
+            if not unread(answered.head.failures):
+                return answered.url
+            asked.append(answered.url)
+        return ""
 
     def _check(self, answered: Answered, piece: Piece, theirs: Mapping[str, Any], report: ChunkReport) -> None:
         """Compare samples of a server with the same samples made here.
@@ -161,12 +208,7 @@ class ServedWork:
         private, number = report.private_arrays(), BatchNumber.of(piece.task)
         last = min(piece.first + _NUM_CHECKED, piece.last)
         _begin({name: private[name] for name in self.fields}, piece.first, last)
-        mine = ChunkReport(
-            at=report.at,
-            sample=report.sample,
-            wait_for_turn=report.wait_for_turn,
-            layout=report.layout,
-        )
+        mine = _aside(report)
         try:
             self.work.fill(piece.task, private, piece.first, last, mine)
         except FAILURES:
@@ -186,9 +228,17 @@ class ServedWork:
             self._compared.add(answered.url)
 
 
+def _aside(report: ChunkReport) -> ChunkReport:
+    """Return a report for samples that are made here for a comparison."""
+    return ChunkReport(at=report.at, sample=report.sample, wait_for_turn=report.wait_for_turn, layout=report.layout)
+
+
 def _read(arrays: Mapping[str, Any], piece: Piece, connection: Connection, num_bytes: int) -> AnswerHead:
     _begin(arrays, piece.first, piece.last)  # an earlier answer may have broken off
-    return read_answer(connection.read_into, num_bytes, arrays, piece.first, piece.last)
+    head = read_answer(connection.read_into, num_bytes, arrays, piece.first, piece.last)
+    if changed := changed_index(head.failures):
+        raise RequestError(f"needs to be started again: {changed.cause}")
+    return head
 
 
 def _begin(arrays: Mapping[str, Any], first: int, last: int) -> None:

@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 
 from mpload import Servers
-from mpload.client.asking import Asking, Piece
+from mpload.client.asking import Asking
 from mpload.client.protocol import Description
+from mpload.client.requests import Piece
 from mpload.errors import ServerError
 from mpload.storage.notices import Notice
 from tests.support.raw_server import head, raw_server
