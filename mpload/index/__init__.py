@@ -44,6 +44,7 @@ bucketing    Buckets: groups of samples that are alike
 edges        where one bucket ends and the next one begins
 bucket_table their order, and the table in a file that has the rows of each bucket; without pyarrow
 publishing   new files get their names when they are complete
+unfinished   unfinished files, and how those of killed processes are deleted
 ```
 
 `mpload.ingest` builds indexes. This module imports nothing, so that a worker can unpickle an `Index` without pyarrow.

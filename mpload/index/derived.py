@@ -3,7 +3,6 @@
 import contextlib
 import hashlib
 import os
-import secrets
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO, TypeVar
@@ -12,6 +11,8 @@ import platformdirs
 from filelock import FileLock, Timeout
 
 from mpload.errors import MploadError, SidecarError
+from mpload.index.open_file import raise_if_limited
+from mpload.index.unfinished import unfinished_file
 
 __all__ = ["derived_paths", "found_or_made", "machine_lock"]
 
@@ -78,6 +79,7 @@ def found_or_made(
 
     Raises:
         SidecarError: it cannot be written anywhere, or another process takes too long to make it.
+        StorageError: the limit of open files is reached.
     """
     paths = derived_paths(text, suffix=suffix, folder=folder)
 
@@ -102,6 +104,7 @@ def found_or_made(
             except OSError as error:
                 if isinstance(error, MploadError):  # of what the file is made of
                     raise
+                raise_if_limited(path, error)
                 failures.append(error)
             else:
                 if made is not None:
@@ -113,13 +116,9 @@ def found_or_made(
 
 
 def _publish(path: Path, write: Callable[[BinaryIO], object]) -> None:
-    unfinished = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with unfinished.open("x+b") as file:
+    with unfinished_file(path) as unfinished:
+        with unfinished.open("r+b") as file:
             write(file)
             file.flush()
             os.fsync(file.fileno())  # before it gets its name: after a power failure it would hold zeros
         unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)

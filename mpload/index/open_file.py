@@ -15,11 +15,16 @@ from mpload.errors import IndexFormatError, IndexNotFoundError, StorageError
 from mpload.storage.merging import merge_nearby
 from mpload.units import KIB, MIB
 
-__all__ = ["OpenFile", "open_text", "read_pieces"]
+__all__ = ["OpenFile", "open_text", "raise_if_limited", "read_pieces"]
 
 _MAX_GAP_BYTES = 4 * KIB  # reading this many unneeded bytes costs less than another system call
 _MAX_READ_BYTES = MIB
 _FEW_PIECES = 64  # up to this many are read one by one, as planning merged reads would take longer
+
+_LIMITS = {
+    errno.EMFILE: "The limit of open files is reached, and each index has two open. Raise it: ulimit -n 65536",
+    errno.ENFILE: "The machine's limit of open files is reached. Raise it: sysctl -w fs.file-max=...",
+}
 
 # Opening a FIFO must not block. A check afterwards finds that it is not a regular file.
 _OPEN_FLAGS = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0)
@@ -43,8 +48,17 @@ def open_text(path: Path) -> BinaryIO:
     except (FileNotFoundError, NotADirectoryError) as error:
         raise IndexNotFoundError(f"There is no index at '{path}'. Make one: mpload index FOLDER -o {path}") from error
     except OSError as error:
+        raise_if_limited(path, error)
         raise StorageError(
             f"{path}: the index cannot be opened: {error.strerror}. Check the permissions of the file and its folders"
+        ) from error
+
+
+def raise_if_limited(path: Path, error: Exception) -> None:
+    """Raise `StorageError` if a limit of open files is to blame for an error: then nothing is wrong with the file."""
+    if isinstance(error, OSError) and error.errno in _LIMITS:
+        raise _numbered(
+            f"{path}: cannot be opened: {os.strerror(error.errno)}. {_LIMITS[error.errno]}", error
         ) from error
 
 
@@ -62,6 +76,7 @@ class OpenFile:
         try:
             self.descriptor = os.open(path, _OPEN_FLAGS)
         except OSError as error:
+            raise_if_limited(path, error)
             raise self._error(error) from error
         weakref.finalize(self, os.close, self.descriptor)
         self._lock = threading.Lock()
@@ -85,9 +100,14 @@ class OpenFile:
             raise self._error(error) from error
 
     def _error(self, error: OSError) -> StorageError:
-        raised = StorageError(f"{self.path}: cannot be read: {error.strerror}. Was it moved or deleted?")
-        raised.errno = error.errno
-        return raised
+        return _numbered(f"{self.path}: cannot be read: {error.strerror}. Was it moved or deleted?", error)
+
+
+def _numbered(message: str, error: OSError) -> StorageError:
+    """Return an error with the number of another. It is no variable where it is raised, as that would be a cycle."""
+    numbered = StorageError(message)
+    numbered.errno = error.errno
+    return numbered
 
 
 def read_pieces(file: OpenFile, offsets: NDArray[np.int64], lengths: NDArray[np.int64]) -> list[bytes]:

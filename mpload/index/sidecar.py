@@ -31,8 +31,10 @@ from mpload.errors import SidecarError
 from mpload.index.columns import format_columns
 from mpload.index.derived import derived_paths, machine_lock
 from mpload.index.lookup import BATCH_ROWS, DTYPES, BatchOffsets, SidecarFile, SidecarLayout, checks_of
+from mpload.index.open_file import raise_if_limited
 from mpload.index.scan import Scan
 from mpload.index.text import MAX_LINE_BYTES, Header
+from mpload.index.unfinished import unfinished_file
 from mpload.units import MIB
 
 __all__ = ["SIDECAR_VERSION", "Progress", "TextStamp", "ensure_sidecar", "find_sidecar", "rewrite_sidecar", "stamp_in"]
@@ -86,6 +88,7 @@ def ensure_sidecar(text: Path, header: Header, *, progress: Progress | None = No
     Raises:
         IndexFormatError: a line of the text breaks the format.
         SidecarError: a sidecar can be written neither beside the text nor in the cache folder.
+        StorageError: the limit of open files is reached.
     """
     if (found := find_sidecar(text, header)) is not None:
         return found
@@ -134,25 +137,24 @@ def _publish(
     stamp = TextStamp.of(text)
     failures: list[OSError] = []
     for path in _candidates(text):
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            unfinished = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
-            unfinished.touch(exist_ok=False)
-        except OSError as error:  # a read-only file system, or permission denied
-            failures.append(error)
-            continue
-        try:
-            _write(unfinished, header, stamp, rows, totals, progress)
-            if TextStamp.of(text) != stamp:
-                raise SidecarError(f"{text}: changed while its sidecar was being built. Try again when it is complete")
-            unfinished.replace(path)
-        except OSError as error:
-            raise SidecarError(
-                f"{path}: the sidecar cannot be written: {error.strerror or error}. It takes 16 bytes per sample. "
-                "Free some space, or put the index on another disk"
-            ) from error
-        finally:
-            unfinished.unlink(missing_ok=True)
+        with contextlib.ExitStack() as stack:
+            try:
+                unfinished = stack.enter_context(unfinished_file(path))
+            except OSError as error:  # a read-only file system, or permission denied
+                raise_if_limited(path, error)
+                failures.append(error)
+                continue
+            try:
+                _write(unfinished, header, stamp, rows, totals, progress)
+                if TextStamp.of(text) != stamp:
+                    raise SidecarError(f"{text}: changed while its sidecar was being built. Try again when it is done")
+                unfinished.replace(path)
+            except OSError as error:
+                raise_if_limited(path, error)
+                raise SidecarError(
+                    f"{path}: the sidecar cannot be written: {error.strerror or error}. It takes 16 bytes per sample. "
+                    "Free some space, or put the index on another disk"
+                ) from error
         return _locate(path, text, header)
     raise SidecarError(
         f"{text}: its sidecar cannot be written anywhere ({'; '.join(map(str, failures))}). "
@@ -296,6 +298,7 @@ def _locate(path: Path, text: Path, header: Header) -> SidecarLayout:
     except FileNotFoundError:
         raise
     except (pa.ArrowException, OSError, LookupError, ValueError, TypeError, AttributeError, OverflowError) as error:
+        raise_if_limited(path, error)
         raise SidecarError(f"{path}: is not a sidecar, or is damaged: {error}. It is rebuilt from the text") from error
     return layout
 

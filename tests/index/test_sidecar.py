@@ -20,8 +20,9 @@ from mpload import Index, MPDataset, MPLoader, RawBytes, open_index
 from mpload.errors import IndexChangedError, SidecarError, WorkerError
 from mpload.index.index import sidecar_of
 from mpload.index.lookup import BATCH_ROWS
+from mpload.index.unfinished import unfinished_file
 from tests.support.index_texts import HEAD, expected, make_text
-from tests.support.programs import run_as_nobody
+from tests.support.programs import run_as_nobody, run_script
 
 
 def test_a_sidecar_is_a_standard_arrow_file(large: Index) -> None:
@@ -249,3 +250,59 @@ def test_opening_an_index_starts_no_thread(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", script, text], capture_output=True, text=True, check=True)
     assert done.stdout == "0\n"
+
+
+@pytest.mark.processes
+def test_what_killed_processes_left_is_deleted_and_what_others_write_is_kept(tmp_path: Path) -> None:
+    text = make_text(tmp_path / "a.txt", 100)
+    killed = """
+        import os, signal, sys
+        from mpload import open_index
+        open_index(sys.argv[1], progress=lambda _: os.kill(os.getpid(), signal.SIGKILL))
+        """
+    for _ in range(2):
+        assert run_script(killed, str(text)).returncode == -9
+    assert len(list(tmp_path.glob("a.txt.mpx.*.tmp"))) == 1, "the second one has deleted that of the first"
+    foreign = tmp_path / "a.txt.mpx.0123456789abcdef.tmp"
+    foreign.touch()  # perhaps a machine that shares the folder writes it
+    with unfinished_file(tmp_path / "a.txt.mpx") as living:
+        assert len(open_index(text)) == 100
+        assert set(tmp_path.iterdir()) == {text, tmp_path / "a.txt.mpx", living, foreign}
+    assert set(tmp_path.iterdir()) == {text, tmp_path / "a.txt.mpx", foreign}
+
+
+@pytest.mark.processes
+def test_a_limit_of_open_files_is_named_and_leaves_the_sidecar(tmp_path: Path) -> None:
+    old, new = (make_text(tmp_path / name, 100) for name in ("old.txt", "new.txt"))
+    open_index(old)
+    before = (tmp_path / "old.txt.mpx").stat()
+    ran = run_script(
+        """
+        import os, resource, sys
+        from mpload import StorageError, open_index
+        open_index(sys.argv[1])  # imports what it needs
+        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        while (last := os.dup(0)) < 40:  # fills the gaps
+            pass
+        for name in sys.argv[1:]:
+            for num_left in range(6):
+                resource.setrlimit(resource.RLIMIT_NOFILE, (last + 1 + num_left, hard))
+                try:
+                    open_index(name)
+                    print("opened")
+                except StorageError as error:
+                    print(error.errno, error)
+        """,
+        str(old),
+        str(new),
+    )
+    assert (ran.returncode, ran.stderr) == (0, "")
+    found = ran.stdout.splitlines()
+    assert len(found) == 12
+    assert found.count("opened") >= 4  # no error keeps a file open
+    advice = (
+        "Too many open files. The limit of open files is reached, and each index has two open. Raise it: ulimit -n "
+    )
+    assert all(line == "opened" or (line.startswith("24 ") and advice in line) for line in found)
+    after = (tmp_path / "old.txt.mpx").stat()
+    assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
