@@ -124,12 +124,14 @@ class RetryingClient:
             if self._await_turn(what, attempts) and attempts.last is not None and self._server.is_failing:
                 self._probe(what, attempts)
             began = time.monotonic()
+            limit_seconds = attempts.limit_seconds(began)
             try:
-                answer = request(limit_seconds=attempts.limit_seconds(began))
+                answer = request(limit_seconds=limit_seconds)
             except RequestFailure as failure:
                 if not is_wanted():
                     raise StorageError(f"{failure} (no longer wanted)") from None
-                attempts.failed(failure, now=time.monotonic())
+                now = time.monotonic()
+                attempts.failed(failure, now=now, seconds=now - began, limit_seconds=limit_seconds)
                 self._note(failure, began=began)
             else:
                 self._answered()
@@ -175,7 +177,7 @@ class RetryingClient:
         if not was_noticed:
             left = format_seconds(max(0.0, attempts.deadline - now))
             text = (
-                f"{self._url}: {attempts.last} ({attempts.described(now)}). No request to this server succeeds. "
+                f"{self._url}: {attempts.cause} ({attempts.described(now)}). No request to this server succeeds. "
                 f"Requests are repeated for {left} more, and no sample is skipped meanwhile. "
                 f"MPDataset(storage=RemoteStorage(retry_seconds={self._limits.retry_seconds:g})) sets that limit"
             )
@@ -242,8 +244,7 @@ class RetryingClient:
 
     def _give_up(self, what: What, attempts: Attempts, *, note: str = "") -> NoReturn:
         now = time.monotonic()
-        assert attempts.last is not None
-        failure = attempts.first_of_kind[attempts.last.what]  # the last one may have had less time than usual
+        failure = attempts.cause
         if failure.is_answer:
             message = str(failure) if attempts.count.total() == 1 else f"{failure} ({attempts.described(now)})"
             refused = StorageError(message)

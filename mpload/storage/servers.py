@@ -8,6 +8,7 @@ import random
 import threading
 from collections import Counter
 from dataclasses import dataclass, field
+from math import inf
 
 from mpload.storage.request_failure import RequestFailure
 
@@ -20,6 +21,7 @@ _FIRST_WAIT_SECONDS = 0.1
 _MAX_WAIT_SECONDS = 10.0
 _MAX_BLAMES = 6
 _LEAST_SHARE = 1 / 8  # of the time limit of a request: less time is not enough for another attempt
+_CUT_SHARE = 0.9  # of the time limit of an attempt: one that takes longer has met the limit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +110,7 @@ class Attempts:
     num_unsent: int = 0
     """Attempts that failed before the server knew which object was wanted."""
     last: RequestFailure | None = None
+    _last_uncut: RequestFailure | None = None
     last_failed_at: float = float("-inf")
     previous_failed_at: float = float("-inf")
     _is_extended: bool = False
@@ -121,14 +124,26 @@ class Attempts:
             deadline = max(server.failing_since + limits.retry_seconds, now + limits.fresh_seconds)
         return cls(limits=limits, server=server, began=now, deadline=deadline)
 
-    def failed(self, failure: RequestFailure, *, now: float) -> None:
-        """Note a failed attempt."""
+    def failed(self, failure: RequestFailure, *, now: float, seconds: float = 0.0, limit_seconds: float = inf) -> None:
+        """Note a failed attempt, which took so long and might take up to its limit."""
+        if limit_seconds >= self.limits.request_seconds or seconds < limit_seconds * _CUT_SHARE:
+            self._last_uncut = failure
         self.num_unsent += failure.is_unsent
         has_answered = self.last is not None and self.server.answered_at > self.last_failed_at
         self.num_blames += has_answered and not failure.is_unsent
         self.last, self.previous_failed_at, self.last_failed_at = failure, self.last_failed_at, now
         self.count[failure.what] += 1
         self.first_of_kind.setdefault(failure.what, failure)
+
+    @property
+    def cause(self) -> RequestFailure:
+        """The first failure of the kind of the last one.
+
+        An attempt that the end of all attempts has cut short says nothing if others had their time.
+        """
+        last = self._last_uncut or self.last
+        assert last is not None
+        return self.first_of_kind[last.what]
 
     def limit_seconds(self, now: float) -> float:
         """Return the time limit of the next attempt. Limits repeat, since a client may be made for each of them."""

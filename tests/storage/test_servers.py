@@ -1,13 +1,19 @@
 """Repetitions of a request: when they are made, when they end, and what is to blame. Pure arithmetic with times."""
 
+import time
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mpload.errors import OutageError
+from mpload.storage.object_facts import ObjectFacts
 from mpload.storage.request_failure import RequestFailure, status_failure
+from mpload.storage.retrying import RetryingClient
 from mpload.storage.servers import Attempts, Limits, Server
 
 LIMITS = Limits(connect_seconds=10.0, request_seconds=30.0, retry_seconds=90.0)
+LIMITS_SHORT = Limits(connect_seconds=0.1, request_seconds=0.3, retry_seconds=1.0)
 RESET = RequestFailure("connection reset")
 REFUSED = RequestFailure("connection refused")
 
@@ -123,3 +129,39 @@ def test_a_refusal_is_final(status: int) -> None:
     attempts.failed(status_failure(status), now=1.0)
     assert attempts.wait_seconds(1.0) is None
     assert not attempts.is_outage
+
+
+def test_an_attempt_that_was_cut_short_does_not_hide_the_cause() -> None:
+    unresolved, late = RequestFailure("name not resolved"), RequestFailure("no answer in time")
+    attempts = Attempts.begin(LIMITS_SHORT, Server(), now=0.0)
+    attempts.failed(late, now=0.3, seconds=0.3, limit_seconds=0.3)
+    assert attempts.cause is late, "it had all of the time of a request"
+    attempts.failed(unresolved, now=0.9, seconds=0.01, limit_seconds=attempts.limit_seconds(0.9))
+    assert attempts.cause is unresolved, "it failed before its limit"
+    short = attempts.limit_seconds(0.95)
+    attempts.failed(late, now=0.99, seconds=short, limit_seconds=short)
+    assert attempts.last is late
+    assert attempts.cause is unresolved
+    assert attempts.described(1.0) == "3 attempts in 1 s (2 x no answer in time, 1 x name not resolved)"
+    only = Attempts.begin(LIMITS_SHORT, Server(), now=0.0)
+    only.failed(late, now=0.1, seconds=0.1, limit_seconds=0.1)
+    assert only.cause is late, "there is no other"
+
+
+class _Unresolving:
+    """A client whose lookups of a name fail at once, or take too long when they have less time than usual."""
+
+    def fetch(self, url: str, key: str, span: tuple[int, int] | None, *, limit_seconds: float) -> bytes:
+        if limit_seconds == LIMITS_SHORT.request_seconds:
+            raise RequestFailure("name not resolved")
+        time.sleep(limit_seconds)
+        raise RequestFailure("no answer in time")
+
+    def look_up(self, url: str, key: str, *, limit_seconds: float) -> ObjectFacts:
+        raise AssertionError("not asked for")
+
+
+def test_an_outage_names_the_cause_that_the_last_attempts_had_no_time_to_find() -> None:
+    client = RetryingClient(_Unresolving(), "http://no-such-host.invalid", LIMITS_SHORT)
+    with pytest.raises(OutageError, match=r"^name not resolved \(\d+ attempts in .*no answer in time\)"):
+        client.fetch("x", None)
