@@ -15,6 +15,7 @@ __all__ = ["serve"]
 
 
 def serve(
+    context: typer.Context,
     path: Annotated[
         str,
         typer.Argument(metavar="MODULE:DATASET|INDEX", help="Your own MPDataset, or the path or URL of an index."),
@@ -60,8 +61,10 @@ def serve(
     """
     if no_token and token is not None:
         raise ArgumentError("--no-token: a token is set. Leave out --token, and unset MPLOAD_TOKEN")
-    if socket is not None and (host is not None or cert is not None or key is not None):
-        raise ArgumentError("--socket listens on no port. Leave out --host, --cert and --key")
+    source = context.get_parameter_source("port")
+    has_port = source is not None and source.name != "DEFAULT"
+    if socket is not None and (has_port or any(option is not None for option in (host, cert, key))):
+        raise ArgumentError("--socket listens on no port. Leave out --port, --host, --cert and --key")
     budget = "auto" if memory is None else parse_bytes(memory)
     dataset = _dataset(path, decode=decode)
     from mpload.servers.serving import serve as serve_dataset  # noqa: PLC0415  imports torch

@@ -6,6 +6,8 @@ describing   computes that description from a dataset, on both sides
 options      Servers: which servers a loader has, and the limits for requests to them
 served_work  ServedWork: the work of workers that have samples made by servers
 asking       a worker's requests: several at a time, repeated if they fail, made a second time if they are late
+requests     what is known of a request, of its answer and of a server
+evidence     what the failures in an answer mean: bad samples, or a server that lacks what others have
 listing      the URLs of servers, which a file may list and change
 choice       which server is asked next
 connection   an HTTP connection to a server

@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 
 from mpload.client.options import Servers
 from mpload.client.protocol import DATASET_HEADER, MAX_HEAD_BYTES, MEDIA_TYPE, Description, ProtocolError
+from mpload.client.refusals import plain
 from mpload.client.tls import TlsSocket
 from mpload.errors import ServerError
 from mpload.units import KIB
@@ -156,7 +157,7 @@ class Connection:
         kind = response.headers.get_content_type()
         if response.status == http.HTTPStatus.OK:
             if kind != MEDIA_TYPE or response.length is None:
-                raise RequestError(f"answers with {kind}, so it is no server of samples{_shown(response)}")
+                raise RequestError(f"answers with {plain(kind)}, so it is no server of samples{_shown(response)}")
             return response.length
         if response.status in _BUSY and "Retry-After" in response.headers:
             raise Busy(_pause_of(response))
@@ -164,7 +165,7 @@ class Connection:
             raise Refused("wants another token: pass token=, the one that `mpload serve` has")
         if response.status == http.HTTPStatus.CONFLICT:
             raise OtherDataset(_description(response))
-        raise RequestError(f"answers {response.status} {response.reason}{_shown(response)}")
+        raise RequestError(f"answers {response.status} {plain(response.reason)}{_shown(response)}")
 
     def read_into(self, buffer: memoryview) -> None:
         """Fill `buffer` with the next bytes of the answer.

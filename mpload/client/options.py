@@ -2,6 +2,7 @@
 
 import math
 import os
+import ssl
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,8 +25,8 @@ class Servers:
     """Servers that make the samples of an `MPLoader`, and the limits for requests to them.
 
     Raises:
-        ArgumentError: there is no server, a URL is not one of a server, the list cannot be read, or a number is out of
-            range.
+        ArgumentError: there is no server, a URL is not one of a server, the list or `ca_file` cannot be read, or a
+            number is out of range.
     """
 
     urls: Sequence[str] = ()
@@ -76,6 +77,8 @@ class Servers:
                 raise ArgumentError(f"{name} must be positive and finite, got {getattr(self, name)}")
         if self.servers_per_rank < 1:
             raise ArgumentError(f"servers_per_rank must be at least 1, got {self.servers_per_rank}")
+        if self.ca_file is not None:
+            _check_certificates(self.ca_file)
 
     @property
     def longest_seconds(self) -> float:
@@ -127,6 +130,16 @@ def servers_of(
             "in Servers(...), or raise sample_timeout_seconds in PoolOptions(...)"
         )
     return found
+
+
+def _check_certificates(ca_file: str) -> None:
+    try:
+        ssl.create_default_context(cafile=ca_file)
+    except OSError as error:  # an `SSLError` is one
+        why = error.strerror or str(error)
+        raise ArgumentError(
+            f"ca_file={ca_file!r} has no certificates: {why}. Pass a PEM file with those that sign the servers'"
+        ) from error
 
 
 def _is_sendable(token: str) -> bool:

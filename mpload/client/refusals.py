@@ -4,9 +4,14 @@ from collections.abc import Sequence
 
 from mpload.client.protocol import Description
 
-__all__ = ["differences"]
+__all__ = ["differences", "plain"]
 
 _MAX_CHARACTERS = 300
+
+
+def plain(text: str) -> str:
+    """Return a text of a server as one that may go to a terminal: control characters as escapes."""
+    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
 
 
 def differences(ours: Description, theirs: Description) -> str:
@@ -18,11 +23,10 @@ def differences(ours: Description, theirs: Description) -> str:
         )
     found = []
     if ours.index != theirs.index:
-        found.append(f"its index is {theirs.index:.{_MAX_CHARACTERS}}, not {ours.index:.{_MAX_CHARACTERS}}")
+        found.append(f"its index is {plain(theirs.index):.{_MAX_CHARACTERS}}, not {ours.index:.{_MAX_CHARACTERS}}")
     if ours.pipeline != theirs.pipeline:
-        found.append(
-            f"its pipeline is {_around(theirs.pipeline, ours.pipeline)}, not {_around(ours.pipeline, theirs.pipeline)}"
-        )
+        its, other = plain(_around(theirs.pipeline, ours.pipeline)), _around(ours.pipeline, theirs.pipeline)
+        found.append(f"its pipeline is {its}, not {other}")
     if ours.fields != theirs.fields:
         found.append(f"its samples have {_only(theirs.fields, ours.fields)}, not {_only(ours.fields, theirs.fields)}")
     told = "; ".join(found) or "its answer does not say how"

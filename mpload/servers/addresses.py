@@ -53,6 +53,11 @@ class TcpPort:
             if error.errno == errno.EADDRINUSE:
                 text = f"port {self.port} of {self.host} is in use. Choose another --port, or 0 for any"
                 raise OSError(error.errno, text) from None
+            if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+                raise ArgumentError(
+                    f"host must be a name or an address of this machine, got {self.host!r}: {error.strerror or error}. "
+                    "Pass another --host, or leave it out"
+                ) from None
             raise
         return self._url(runner.addresses[0][1])
 
@@ -127,7 +132,8 @@ def tcp_address(host: str | None, port: int, *, token: str | None, is_open: bool
     """Return the port that the arguments of `serve` name.
 
     Raises:
-        ArgumentError: they contradict each other, or others could reach the server without a token.
+        ArgumentError: they contradict each other, the certificate is none or not that of the key, or others could reach
+            the server without a token.
         OSError: the certificate or its key cannot be read.
     """
     if not 0 <= port < 1 << 16:
@@ -144,7 +150,16 @@ def tcp_address(host: str | None, port: int, *, token: str | None, is_open: bool
     context = None
     if cert is not None:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(cert, key)
+        for path in (cert, key):
+            with Path(path).open("rb"):  # says which of the two cannot be read
+                pass
+        try:
+            context.load_cert_chain(cert, key)
+        except ssl.SSLError as error:
+            raise ArgumentError(
+                f"cert={str(cert)!r} and key={str(key)!r} must be a certificate and its key, as PEM files: {error}. "
+                "Pass those that belong together"
+            ) from error
     return TcpPort(host=host, port=port, context=context)
 
 

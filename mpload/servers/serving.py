@@ -28,6 +28,7 @@ from mpload.transport.batches import KilledSample, PoolOptions
 from mpload.transport.pool import WorkerPool
 from mpload.transport.ragged import sample_room_bytes
 from mpload.transport.slots import Field, RaggedField, SlotLayout
+from mpload.units import MIB, format_bytes
 
 if TYPE_CHECKING:
     from mpload.servers.app import SampleService
@@ -149,6 +150,13 @@ def _maker(
     usual_bytes = 0 if num_ragged else layout.fixed_bytes * _USUAL_SAMPLES // MAX_SAMPLES
     left_bytes = budget.total_bytes - workers * WORKER_BYTES - MIN_SLOTS * usual_bytes
     ahead_bytes = max(source.row_group_bytes, min(DEFAULT_AHEAD_BYTES, max(1, left_bytes // (4 * workers))))
+    least_bytes = workers * (WORKER_BYTES + ahead_bytes) + MIN_SLOTS * usual_bytes
+    if budget.total_bytes < least_bytes:
+        raise ArgumentError(
+            f"memory_budget (--memory) {format_bytes(budget.total_bytes)} is too small: a server with {workers} "
+            f"worker{'s' * (workers != 1)} needs at least {-(-least_bytes // MIB)}MiB. Pass that, or lower num_workers "
+            "(--workers)"
+        )
     plan = divide(
         budget,
         num_slots=_MAX_SLOTS,

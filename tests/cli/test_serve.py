@@ -94,6 +94,9 @@ def test_a_server_has_more_connections_than_files_may_usually_be_open(tmp_path: 
         (["100.txt", "--no-token", "--token", "x"], "--no-token"),
         (["100.txt", "--memory", "much"], "much"),
         (["100.txt", "--cert", "cert.pem"], "both"),
+        (["100.txt", "--cert", "cert.pem", "--key", "key.pem"], "cert.pem: No such file"),
+        (["100.txt", "--socket", "server.sock", "--port", "9000"], "Leave out --port"),
+        (["100.txt", "--socket", "a b.sock"], "plain text without spaces"),
     ],
 )
 def test_wrong_arguments_are_refused_in_a_line(tmp_path: Path, arguments: list[str], why: str) -> None:

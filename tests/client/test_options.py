@@ -60,6 +60,8 @@ def test_url_of_a_server_is_kept_without_a_slash_at_its_end(url: str) -> None:
         ({"request_timeout_seconds": 0}, "request_timeout_seconds"),
         ({"retry_seconds": float("inf")}, "retry_seconds"),
         ({"asking_workers": 0}, "asking_workers"),
+        ({"ca_file": "absent.pem"}, r"ca_file='absent.pem' has no certificates: No such file.*Pass a PEM file"),
+        ({"ca_file": __file__}, "has no certificates: .*Pass a PEM file"),
     ],
 )
 def test_options_out_of_range_are_refused(options: dict[str, Any], message: str) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from mpload.client.protocol import Description
 from mpload.errors import ServerError
 from tests.support.batches import ids, numbers
 from tests.support.sample_servers import Handler, answering, sample_server
@@ -58,6 +59,17 @@ def test_other_version_is_an_error_at_once(folder: Path) -> None:
             pytest.raises(ServerError, match="speaks version 2 of the protocol, and this loader version 1"),
         ):
             next(iter(loader))
+
+
+def test_control_characters_of_a_server_do_not_reach_the_terminal(folder: Path) -> None:
+    theirs = Description(index="\x1b[2J\nindex", pipeline="\x1b[31m\nred é", fields=("\x1b[1m",))
+    with sample_server(dataset(folder)) as server:
+        server.answer = answering(theirs.encode(), status=409, kind="application/json")
+        with loading(folder, server.url) as loader, pytest.raises(ServerError) as caught:
+            next(iter(loader))
+    assert str(caught.value).isprintable()
+    assert r"\x1b[2J\nindex" in str(caught.value)
+    assert r"\x1b[31m\nred é" in str(caught.value)
 
 
 def differing(handler: Handler, made: bytes) -> bool:

@@ -99,7 +99,13 @@ def test_a_server_whose_workers_cannot_go_on_ends_with_their_error(dataset: Call
         ({"token": "x" * 1001}, "1000 characters, got 1001"),
         ({"cert": "cert.pem"}, "both"),
         ({"port": 1 << 16}, "port"),
-        ({"memory_budget": "1MiB", "port": 0}, "too small"),
+        (
+            {"memory_budget": "1MiB", "port": 0, "num_workers": 2},
+            r"\(--memory\) 1.0 MiB is too small: .* 2 workers needs",
+        ),
+        ({"host": "nosuch.invalid", "is_open": True, "port": 0}, "address of this machine, got 'nosuch.invalid': "),
+        ({"host": "192.0.2.1", "is_open": True, "port": 0}, "address of this machine, got '192.0.2.1': "),
+        ({"cert": __file__, "key": __file__}, r"cert='.*test_starting.py' and key='.*' must be a certificate"),
     ],
 )
 def test_arguments_that_break_a_rule_are_refused(
@@ -107,6 +113,12 @@ def test_arguments_that_break_a_rule_are_refused(
 ) -> None:
     with pytest.raises(ArgumentError, match=why):
         serve(dataset(), **options)
+
+
+def test_certificate_that_cannot_be_read_is_named(dataset: Callable[[], MPDataset[Any]]) -> None:
+    with pytest.raises(FileNotFoundError) as caught:
+        serve(dataset(), cert=__file__, key="absent.pem")
+    assert caught.value.filename == "absent.pem"
 
 
 def test_the_command_that_installs_what_is_missing_is_named(
