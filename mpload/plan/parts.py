@@ -57,8 +57,9 @@ class Share:
     stratify: str | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
-        if not 0 < self.fraction <= 1:
-            raise ArgumentError(f"a share must be in (0, 1], got {self.fraction!r}. Write Share(0.1) for a tenth")
+        fraction: object = self.fraction
+        if not isinstance(fraction, int | float | np.floating) or not 0 < fraction <= 1:
+            raise ArgumentError(f"a share must be in (0, 1], got {fraction!r:.80}. Write Share(0.1) for a tenth")
         check_range("seed", self.seed, 0, MAX_SEED)
 
     def holds(self, sizes: NDArray[np.int64], strata: NDArray[np.int64], ranks: NDArray[np.int64]) -> NDArray[np.bool_]:

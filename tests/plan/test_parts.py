@@ -1,5 +1,7 @@
 """Shares and folds: exact numbers, in every stratum too, and no sample lost or counted twice."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -60,8 +62,8 @@ def test_every_sample_is_equally_likely_and_strata_are_shuffled_independently() 
     assert (chosen[:, :20] != chosen[:, 20:]).any(axis=1).mean() > 0.99
 
 
-@pytest.mark.parametrize("fraction", [0, -0.1, 1.1, float("nan")])
-def test_a_share_outside_its_range_is_refused(fraction: float) -> None:
+@pytest.mark.parametrize("fraction", [0, -0.1, 1.1, float("nan"), "x", None])
+def test_a_share_outside_its_range_is_refused(fraction: Any) -> None:
     with pytest.raises(ArgumentError, match=r"a share must be in \(0, 1\], got .*Share\(0\.1\)"):
         Share(fraction)
 
