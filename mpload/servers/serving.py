@@ -40,6 +40,8 @@ _MAX_TOKEN = 1000
 """Characters. It comes in a header, whose size is limited."""
 _LINGERING_SECONDS = 2.0
 """How long the rest of a request that is refused is read, so that the client gets the answer."""
+_GIVE_UP_SECONDS = 2.0
+"""How long handlers have to end once their connections are aborted."""
 _USUAL_SAMPLES = 16
 """Samples of a request, as loaders usually ask for them."""
 
@@ -208,7 +210,7 @@ async def _run(
         access_log=None,
         logger=request_logger(partial(service.counts.add, num_malformed=1)),
         keepalive_timeout=limits.client_seconds,
-        shutdown_timeout=limits.stop_seconds,
+        shutdown_timeout=limits.stop_seconds + _GIVE_UP_SECONDS,
         lingering_time=_LINGERING_SECONDS,
         **HEAD_LIMITS,
     )
@@ -225,7 +227,7 @@ async def _run(
         await stop.wait()
     finally:
         watch.cancel()
-        # aiohttp waits twice for so long, and then for clients that do not read.
+        # Before aiohttp does: it only closes connections, which waits for clients that do not read.
         timer = loop.call_later(limits.stop_seconds, service.end_requests, server)
         await runner.cleanup()
         await service.connections.sent()

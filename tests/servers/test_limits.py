@@ -154,7 +154,9 @@ def test_clients_that_never_read_what_needs_no_token_are_cut_off_once(dataset: C
             assert asker.metric("cut_off_total") == num_clients
 
 
-def test_clients_that_never_read_do_not_delay_the_stop(dataset: Callable[[], MPDataset[Any]]) -> None:
+def test_clients_that_never_read_do_not_delay_the_stop(
+    dataset: Callable[[], MPDataset[Any]], caplog: pytest.LogCaptureFixture
+) -> None:
     limits = ServerLimits(client_seconds=60.0, stop_seconds=3.0)
     with ExitStack() as clients, ExitStack() as server:
         url = server.enter_context(running_server(dataset(), limits=limits))
@@ -162,6 +164,7 @@ def test_clients_that_never_read_do_not_delay_the_stop(dataset: Callable[[], MPD
         began = time.monotonic()
         server.close()
         assert time.monotonic() - began < limits.stop_seconds + 2.0
+    assert not caplog.text
 
 
 def test_a_request_that_takes_longer_than_the_time_to_stop_is_given_up(tmp_path: Path) -> None:
