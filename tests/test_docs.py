@@ -21,6 +21,7 @@ import simplejpeg  # type: ignore[import-untyped]
 
 import mpload
 from mpload.cli.photos import photo
+from tests.support.fault_runs import certificate_in
 
 ROOT = Path(mpload.__file__).parents[1]
 REPOSITORY = "https://github.com/mpload/mpload"
@@ -30,6 +31,7 @@ BLOCK = re.compile(
     r"^(?P<indent> *)```(?P<language>\w+)[^\n]*\n(?P<code>.*?)^(?P=indent)```$",
     re.MULTILINE | re.DOTALL,
 )
+CERTIFICATES = "our-certificates.pem"
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 
 
@@ -96,13 +98,15 @@ def photographs(tmp_path_factory: pytest.TempPathFactory) -> Path:
             path = root / part / name / f"{number}.jpg"
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(simplejpeg.encode_jpeg(shown, quality=90))
+    certificate_in(root).rename(root / CERTIFICATES)
     return root
 
 
 @pytest.fixture
 def folder(tmp_path: Path, photographs: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working folder with the files that pages assume: the photographs, and an index of `train` and of `val`."""
+    """A working folder with the files that pages assume: photographs, indexes of `train` and `val`, certificates."""
     monkeypatch.chdir(tmp_path)
+    shutil.copy(photographs / CERTIFICATES, CERTIFICATES)
     for part in ("train", "val"):
         shutil.copytree(photographs / part, part)
         mpload.build_index(part, f"{part}.txt")
