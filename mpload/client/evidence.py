@@ -6,17 +6,12 @@ from dataclasses import replace
 from mpload.errors import IndexChangedError, StorageError
 from mpload.transport.messages import Failure
 
-__all__ = ["changed_index", "is_unread", "named", "unread"]
-
-
-def is_unread(failure: Failure) -> bool:
-    """Return whether a sample's bytes could not be read. Others may have them."""
-    return failure.kind is not None and issubclass(failure.kind, StorageError)
+__all__ = ["changed_index", "named", "unread"]
 
 
 def unread(failures: Iterable[Failure]) -> list[Failure]:
-    """Return the failures of samples whose bytes could not be read."""
-    return [failure for failure in failures if is_unread(failure)]
+    """Return the failures of samples whose bytes could not be read. Others may have them."""
+    return [failure for failure in failures if failure.kind is not None and issubclass(failure.kind, StorageError)]
 
 
 def changed_index(failures: Iterable[Failure]) -> Failure | None:

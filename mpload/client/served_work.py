@@ -35,7 +35,6 @@ _NUM_CHECKED = 2
 """Samples that are compared with the same ones made here."""
 _MAX_CHECKS = 4
 """Answers of a server that are checked until one can be: samples may be bad, or their files not here."""
-
 _MAX_OTHERS = 3
 """Servers that are asked for a sample which another one cannot read."""
 

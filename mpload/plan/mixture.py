@@ -23,7 +23,7 @@ from mpload.plan.ranges import MAX_NUM_SAMPLES, check_range
 from mpload.plan.repeats import repeated
 from mpload.plan.shares import Shares
 from mpload.plan.source_orders import SourceChoices, SourceOrders
-from mpload.plan.turns import Phase, Turns
+from mpload.plan.turns import Phase, Turns, check_known
 
 __all__ = ["MixtureOrder", "MixtureOrders"]
 
@@ -136,13 +136,22 @@ class MixtureOrders:
         """
         if self.repeats:
             raise ArgumentError("the mixture has repeats, which cannot be changed. Make a Mixture with weights")
-        earlier = (phase for phase in self.changes if phase.start < start)
-        changed = self.with_changes((*earlier, Phase(start=start, shares=shares)))
+        earlier = [phase for phase in self.changes if phase.start < start]
+        changed = self.with_changes((*earlier, self._phase(start, shares, is_first=not earlier)))
         while len(changed.changes) > 1 and _state_bytes(changed.changes) > _MAX_STATE_BYTES:
             turns = Turns(changed.phases, seed=seed, known=self._known())
             second = turns.phase(len(changed.phases) - len(changed.changes) + 1)
             changed = changed.with_changes((second, *changed.changes[2:]))
         return changed
+
+    def _phase(self, start: int, shares: Shares, *, is_first: bool) -> Phase:
+        """Return a phase. If it replaces the first change, which holds the counts before it, it takes these over."""
+        phase = Phase(start=start, shares=shares)
+        if not is_first or not self.changes or not self.changes[0].counts:
+            return phase
+        first = self.changes[0]
+        check_known(start, first.start)
+        return replace(first, shares=shares.after(first.shares, 0, [0] * len(first.counts)))
 
     def position_of(self, *, epoch: int, position: int) -> int:
         """Return a position of an epoch, counted over all epochs."""

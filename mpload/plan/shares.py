@@ -213,8 +213,10 @@ class Shares:
         before = self.counts_at(first) if before is None else before
         # In the first half of a block in which each source has two turns, none comes to the end of its turns.
         is_short = num_made is not None and 2 * max(num_made, self._least_positions) <= stop - first
-        unlimited = [count + bool(part) * (stop - first) for count, part in zip(before, self.parts, strict=True)]
-        after = unlimited if is_short else self.counts_at(stop)
+        if is_short:
+            after = [count + bool(part) * (stop - first) for count, part in zip(before, self.parts, strict=True)]
+        else:
+            after = self.counts_at(stop)
         floors, rests = self._wanted_at(first)
         turns = np.array([count - floor for count, floor in zip(before, floors, strict=True)], np.int64)
         nums_left = np.array([there - here for here, there in zip(before, after, strict=True)], np.int64)

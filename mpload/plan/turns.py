@@ -12,7 +12,7 @@ from mpload.plan.order import round_keys
 from mpload.plan.permutation import Permutation, mixed
 from mpload.plan.shares import Block, Shares
 
-__all__ = ["Phase", "Turns"]
+__all__ = ["Phase", "Turns", "check_known"]
 
 _WINDOW_POSITIONS = 64
 _NUM_PERMUTATIONS = 1024
@@ -39,6 +39,15 @@ class Phase:
         """Return the form in which checkpoints store it."""
         short = self.start, self.shares.parts
         return (*short, self.counts, self.shares.owed) if self.counts else short
+
+
+def check_known(position: int, first: int) -> None:
+    """Raise `ArgumentError` if a position comes before the first one at which the weights are known."""
+    if position < first:
+        raise ArgumentError(
+            f"this run of a mixture knows its weights from sample {first} on, counted over all epochs, and sample "
+            f"{position} was asked for: weights have changed often since. Load a checkpoint from then"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -126,13 +135,8 @@ class Turns:
         return Phase(start=self._phases[number].start, shares=self._shares[number], counts=counts)
 
     def _phase_at(self, position: int) -> int:
-        number = int(np.searchsorted(self._starts, position, side="right")) - 1
-        if number < 0:
-            raise ArgumentError(
-                f"this run of a mixture knows its weights from position {self._starts[0]} on, counted over all epochs, "
-                f"not at {position}: they have changed often since. Load a checkpoint from then"
-            )
-        return number
+        check_known(position, int(self._starts[0]))
+        return int(np.searchsorted(self._starts, position, side="right")) - 1
 
     def _counts_in(self, number: int, position: int) -> NDArray[np.int64]:
         """Return the number of turns before a position of phase `number`."""

@@ -303,8 +303,20 @@ def test_a_checkpoint_keeps_few_changes_and_all_that_they_lead_to(
         seed=seed, epoch=epoch, position=place
     )
     if few.changes[0].start:
-        with pytest.raises(ArgumentError, match="they have changed often since"):
+        with pytest.raises(ArgumentError, match="weights have changed often since"):
             _ids(restored, seed=seed, first=0, stop=1)
+
+
+def test_weights_that_change_again_at_the_same_position_lose_no_history() -> None:
+    weights = [tuple(range(number, number + 90)) for number in (1, 5, 2)]  # too many to keep two changes
+    before = _orders((10,) * 90, (0, (1,) * 90)).changed(1000, Shares(weights[0]), seed=3)
+    twice = before.changed(1500, Shares(weights[1]), seed=3).changed(1500, Shares(weights[2]), seed=3)
+    once = before.changed(1500, Shares(weights[2]), seed=3)
+    assert once.changes[0].counts
+    assert twice.changes[0].counts == once.changes[0].counts
+    assert _ids(twice, seed=3, first=1500, stop=1700) == _ids(once, seed=3, first=1500, stop=1700)
+    with pytest.raises(ArgumentError, match="weights have changed often since"):
+        once.changed(1499, Shares(weights[0]), seed=3)
 
 
 @pytest.mark.parametrize(
