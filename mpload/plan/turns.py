@@ -63,7 +63,8 @@ class Turns:
     """The turns of all sources, for the phases of a run. Windows of 64 positions are permuted, by the seed.
 
     Each phase divides its positions by its shares, and goes on with each source where the phase before has left it.
-    What a source had too little or too much until then, it gets or lacks at the beginning of the phase.
+    A source that has had less than its share by then gets the rest at the beginning of the phase. One that has had more
+    waits longer.
 
     Args:
         phases: the phases.
