@@ -178,11 +178,14 @@ class ReadAhead:
     def plan_extra(self, wanted: Mapping[int, Sequence[ByteRange]], owners: Mapping[int, int]) -> None:
         """Read these samples ahead too, whatever the depth. Reads that have not begun come after them.
 
-        They stay planned while the sample that `owners` names for each is planned, or until the next `plan`.
+        They stay planned while the sample that `owners` names for each is planned, or until the next `plan`. Neither
+        they nor the samples in whose place they are read count for the depth, so that slow failures that come later are
+        waited for at the same time.
         """
         fresh = {sample_id: ranges for sample_id, ranges in wanted.items() if sample_id not in self._pieces}
         self._extra.update({sample_id: owners[sample_id] for sample_id in fresh})
         self._plan_first(fresh, later={})
+        self._begin(num_failing=len(set(owners.values())))
 
     def read(self, sample_id: int, ranges: Sequence[ByteRange]) -> list[bytes]:
         """Return the bytes of a sample's ranges, reading them now unless they were read ahead.
@@ -291,12 +294,13 @@ class ReadAhead:
         """How much of `max_bytes` is left for reads that have not begun."""
         return self._room_bytes - (0 if self._hedging is None else self.max_bytes // _SPARE_PART)
 
-    def _begin(self) -> None:
+    def _begin(self, *, num_failing: int = 0) -> None:
         """Pass reads to the threads, as far as `depth` and `max_bytes` allow, and hedge those that are late."""
         if self._hedging is not None:
             self._hedging.check(self._room_bytes)
         room_bytes = self._usable_bytes
-        while self._queue and self._planned.num_ahead < self.depth:
+        depth = self.depth + num_failing + sum(map(self._planned.has_begun, self._extra))
+        while self._queue and self._planned.num_ahead < depth:
             fetch = self._queue[0]
             if fetch.num_wanting and not fetch.is_begun and not self._is_left_as_probe(fetch):
                 if not self._begin_one(fetch, room_bytes):

@@ -5,6 +5,8 @@ import random
 import signal
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -105,17 +107,31 @@ def test_a_consumer_that_frees_its_batches_gets_views_and_not_copies(folder: Pat
         assert loader.stats().num_copied_batches == 0
 
 
-def kill_now_and_then(loader: MPLoader, stop: threading.Event, chance: random.Random) -> int:
-    num_kills = 0
-    while not stop.wait(chance.uniform(0.005, 0.05)):
-        pids = [pid for name, pid in loader.pids.items() if "worker" in name and pid]
-        if pids:
-            try:
-                os.kill(chance.choice(pids), signal.SIGKILL)
-            except ProcessLookupError:
+class Killer(threading.Thread):
+    """Kills a worker at a random time after each batch, so that even on a busy machine no sample meets many kills."""
+
+    def __init__(self, loader: MPLoader) -> None:
+        super().__init__(daemon=True)
+        self.loader = loader
+        self.chance = random.Random(0)
+        self.stop, self.has_batch = threading.Event(), threading.Event()
+        self.num_kills = 0
+
+    def run(self) -> None:
+        while not self.stop.wait(self.chance.uniform(0.005, 0.05)):
+            if not self.has_batch.wait(0.1):
                 continue
-            num_kills += 1
-    return num_kills
+            self.has_batch.clear()
+            pids = [pid for name, pid in self.loader.pids.items() if "worker" in name and pid]
+            if pids:
+                with suppress(ProcessLookupError):
+                    os.kill(self.chance.choice(pids), signal.SIGKILL)
+                    self.num_kills += 1
+
+    def watched(self) -> Iterator[Any]:
+        for batch in self.loader:
+            self.has_batch.set()
+            yield batch
 
 
 @pytest.mark.slow
@@ -124,19 +140,16 @@ def test_epochs_are_bit_identical_under_hundreds_of_kills(folder: Path) -> None:
     expected = [ids(alone) for _ in range(3)]
     dataset = numbers(folder, 1500)
     dataset._run.pipeline.maker.decode = slow_number
-    stop, num_kills = threading.Event(), []
     with MPLoader(dataset, num_workers=3, options=PoolOptions(max_restarts=100_000)) as loader:
-        killer = threading.Thread(
-            target=lambda: num_kills.append(kill_now_and_then(loader, stop, random.Random(0))), daemon=True
-        )
+        killer = Killer(loader)
         killer.start()
         try:
-            got = [ids(loader) for _ in range(3)]
+            got = [ids(killer.watched()) for _ in range(3)]
             while loader.stats().num_deaths < 200:
                 loader.set_epoch(2)
-                assert ids(loader) == expected[2]
+                assert ids(killer.watched()) == expected[2]
         finally:
-            stop.set()
+            killer.stop.set()
             killer.join()
         assert got == expected
-        assert num_kills[0] >= 200
+        assert killer.num_kills >= 200
