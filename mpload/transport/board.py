@@ -129,6 +129,7 @@ class ParentBoard:
             self._fd = shared_memory("mpload-board", _num_cells(num_plain_entries) * _CELL_BYTES)
             made.callback(os.close, self._fd)
             self._map = _map(self._fd, num_plain_entries)
+            made.callback(self._map.close)
             self._token_reader, self._token_writer = os.pipe2(os.O_CLOEXEC)
             made.pop_all()
         os.set_blocking(self._token_writer, False)

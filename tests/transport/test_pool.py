@@ -183,6 +183,17 @@ def test_an_abandoned_stream_leaves_a_usable_pool() -> None:
 
 
 @pytest.mark.processes
+def test_a_stream_that_something_still_refers_to_ends_when_another_begins() -> None:
+    with WorkerPool(Numbers(), LAYOUT, num_slots=4, num_workers=2) as pool:
+        for _ in range(3):
+            earlier = pool.stream(tasks(20))
+            assert_right(next(earlier).arrays, 0)
+            found = [batch.arrays["label"].tolist() for batch in pool.stream(tasks(5))]
+            assert [labels[0] // 1000 for labels in found] == list(range(5))
+            assert list(earlier) == []
+
+
+@pytest.mark.processes
 def test_a_stream_of_depth_zero_makes_one_batch_at_a_time() -> None:
     with WorkerPool(Numbers(), LAYOUT, num_slots=3, num_workers=1) as pool:
         pool.depth = 0
