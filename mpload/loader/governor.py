@@ -303,7 +303,9 @@ class Governor:
 
 def _cause_and_remedy(readings: Readings) -> tuple[str, str]:
     """Return why memory is short, and what to do about it."""
-    if readings.own_bytes > readings.budget_bytes:
+    reserve = reserve_bytes(readings.limit_bytes, max(1, readings.slot_bytes))
+    is_budget_first = readings.budget_bytes - readings.own_bytes < readings.free_bytes - reserve
+    if readings.own_bytes > readings.budget_bytes or (is_budget_first and not readings.num_new_oom_kills):
         cause = (
             f"the loader uses {format_bytes(readings.own_bytes)}, and its memory_budget is "
             f"{format_bytes(readings.budget_bytes)}"

@@ -105,9 +105,8 @@ class ReadAhead:
     def _start(self) -> None:
         self._pid = os.getpid()
         self._threads = ReadThreads(max_threads=self.max_parallel_reads)
-        self._hedging = None
-        if self._remote is not None:
-            self._hedging = Hedging(self._remote, self._threads, self._latencies, self._clock_ns)
+        remote, threads = self._remote, self._threads
+        self._hedging = None if remote is None else Hedging(remote, threads, self._latencies, self._clock_ns)
         self._planned = PlannedReads(self._latencies, self._clock_ns)
         self._pieces = self._planned.pieces
         self._queue: deque[Fetch] = deque()  # reads that have not begun
@@ -176,16 +175,14 @@ class ReadAhead:
         return [each for each in self._planned.failing_like(self._failed_ns) if each not in self._extra]
 
     def plan_extra(self, wanted: Mapping[int, Sequence[ByteRange]], owners: Mapping[int, int]) -> None:
-        """Read these samples ahead too, whatever the depth. Reads that have not begun come after them.
+        """Read these samples ahead too, before reads that have not begun.
 
-        They stay planned while the sample that `owners` names for each is planned, or until the next `plan`. Neither
-        they nor the samples in whose place they are read count for the depth, so that slow failures that come later are
-        waited for at the same time.
+        They stay planned while the sample that `owners` names for each is planned, or until the next `plan`.
         """
         fresh = {sample_id: ranges for sample_id, ranges in wanted.items() if sample_id not in self._pieces}
         self._extra.update({sample_id: owners[sample_id] for sample_id in fresh})
         self._plan_first(fresh, later={})
-        self._begin(num_failing=len(set(owners.values())))
+        self._begin(num_failing=len(set(owners.values())))  # neither these nor the others count for the depth
 
     def read(self, sample_id: int, ranges: Sequence[ByteRange]) -> list[bytes]:
         """Return the bytes of a sample's ranges, reading them now unless they were read ahead.
@@ -298,8 +295,7 @@ class ReadAhead:
         """Pass reads to the threads, as far as `depth` and `max_bytes` allow, and hedge those that are late."""
         if self._hedging is not None:
             self._hedging.check(self._room_bytes)
-        room_bytes = self._usable_bytes
-        depth = self.depth + num_failing + sum(map(self._planned.has_begun, self._extra))
+        room_bytes, depth = self._usable_bytes, self.depth + num_failing + sum(map(self.has_begun, self._extra))
         while self._queue and self._planned.num_ahead < depth:
             fetch = self._queue[0]
             if fetch.num_wanting and not fetch.is_begun and not self._is_left_as_probe(fetch):

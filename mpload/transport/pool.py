@@ -20,7 +20,7 @@ from mpload.transport.parts import CloseOnError, PoolParts
 from mpload.transport.progress import Progress, progress_of
 from mpload.transport.ring import SlotRing, blank
 from mpload.transport.slots import SlotLayout
-from mpload.transport.stream import Stream
+from mpload.transport.stream import LatestStream, Stream
 from mpload.transport.worker import FinishingWork, Work
 
 __all__ = ["WorkerPool"]
@@ -86,8 +86,7 @@ class WorkerPool:
         self._has_last_steps = isinstance(work, FinishingWork)
         self._batches: dict[int, PendingBatch] = {}
         self._undelivered: deque[int] = deque()  # serial numbers of batches to deliver, in order
-        self._issuing = Issuing(parts.board)
-        self._latest_stream: Callable[[], Stream | None] = lambda: None
+        self._issuing, self._streams = Issuing(parts.board), LatestStream()
         self._num_idle_checks = 0
         self._crew_checked_at = time.monotonic()
         self.stats = PoolStats()
@@ -269,17 +268,11 @@ class WorkerPool:
     def stream(self, tasks: Iterable[BatchTask], *, on_wait: Callable[[], object] = lambda: None) -> Stream:
         """Return an iterator over the batches of `tasks`, in order, that keeps up to `depth` in flight.
 
-        A stream that was begun earlier ends: an exception that is still known may keep it.
-
         Args:
             tasks: what to make.
             on_wait: called repeatedly while a batch is awaited. It may change `num_workers` and `depth`.
         """
-        if (earlier := self._latest_stream()) is not None:
-            earlier.close()
-        stream = Stream(self, self._close_on_error, tasks, on_wait=on_wait)
-        self._latest_stream = weakref.ref(stream)
-        return stream
+        return self._streams.begin(lambda: Stream(self, self._close_on_error, tasks, on_wait=on_wait))
 
     def wait(self) -> None:
         """Wait for a short time, or until a message arrives: it may free the slot of a cancelled batch."""

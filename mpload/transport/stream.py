@@ -1,5 +1,6 @@
 """The batches of one iteration, in order."""
 
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
@@ -7,7 +8,7 @@ from typing import Protocol
 from mpload.transport.batches import BatchTask, FilledBatch
 from mpload.transport.parts import CloseOnError
 
-__all__ = ["Stream", "StreamedPool"]
+__all__ = ["LatestStream", "Stream", "StreamedPool"]
 
 
 class StreamedPool(Protocol):
@@ -106,3 +107,18 @@ class Stream(Iterator[FilledBatch]):
     def __del__(self) -> None:
         """Cancel them too when the caller breaks out of its loop and drops the stream."""
         self.close()
+
+
+class LatestStream:
+    """The one stream of a pool that has not ended, unless it was dropped."""
+
+    def __init__(self) -> None:
+        self._known: Callable[[], Stream | None] = lambda: None
+
+    def begin(self, make: Callable[[], Stream]) -> Stream:
+        """Return another stream, after ending the earlier one, which an exception may have kept."""
+        if (earlier := self._known()) is not None:
+            earlier.close()
+        stream = make()
+        self._known = weakref.ref(stream)
+        return stream

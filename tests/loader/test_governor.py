@@ -212,6 +212,21 @@ def test_the_governor_checks_once_a_second_warns_once_and_frees_memory() -> None
     assert pool.depth == 6
 
 
+def test_the_warning_names_the_budget_if_that_is_what_lets_no_more_batches_fit() -> None:
+    pool = Pool()
+    pool.ring.used_bytes = 6 * SLOT
+    with pytest.warns(MploadWarning, match=r"and its memory_budget is .*To avoid this, raise memory_budget"):
+        Governor(
+            pool,
+            budget_bytes=6 * SLOT + SLOT // 2,
+            slot_bytes=SLOT,
+            read_memory=lambda: MemoryRoom(
+                limit_bytes=24 * GIB, free_bytes=18 * GIB, stalled_seconds=0, num_oom_kills=0
+            ),
+            monotonic=lambda: 0.0,
+        )
+
+
 def room(free_bytes: int) -> MemoryRoom:
     return MemoryRoom(limit_bytes=4 * GIB, free_bytes=free_bytes, stalled_seconds=0, num_oom_kills=0)
 

@@ -221,10 +221,11 @@ def certificate(folder: Path, name: str, *, subject: str, issuer: str | None = N
     key, request, path = folder / f"{name}.key", folder / f"{name}.csr", folder / f"{name}.pem"
     run: list[str | Path] = ["openssl", "req", "-newkey", "rsa:2048", "-nodes", "-keyout", key, "-subj", f"/CN={name}"]
     if issuer is None:
-        subprocess.run([*run, "-x509", "-days", "30", "-out", path], capture_output=True, check=True)
+        uses = ("-addext", "keyUsage=keyCertSign")  # which Python 3.13 and later want of an authority
+        subprocess.run([*run, "-x509", "-days", "30", *uses, "-out", path], capture_output=True, check=True)
         return path
     extension = folder / f"{name}.ext"
-    extension.write_text(f"subjectAltName={subject}\n")
+    extension.write_text(f"subjectAltName={subject}\nauthorityKeyIdentifier=keyid\n")
     subprocess.run([*run, "-out", request], capture_output=True, check=True)
     signing: list[str | Path] = ["openssl", "x509", "-req", "-in", request, "-CA", folder / f"{issuer}.pem", "-CAkey"]
     signing += [folder / f"{issuer}.key", "-CAcreateserial", "-extfile", extension, "-out", path]
