@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
+from functools import partial
 from importlib.util import find_spec
 from io import BytesIO
 from itertools import chain
@@ -100,7 +101,8 @@ class VideoClip:
         self.limits.check_bytes(len(data))
         dice = float(rng.random())
         try:
-            with av.open(BytesIO(data), metadata_errors="replace") as container:
+            version = int(av.__version__.partition(".")[0])
+            with av.open(BytesIO(data), **_metadata_options(version)) as container:
                 if not container.streams.video:
                     raise DecodeError("the file has no video")
                 stream: Any = container.streams.video[0]
@@ -112,7 +114,8 @@ class VideoClip:
                 claim(PEAK_PIXEL_BYTES * height * width)
                 start, length = _part(self.start, self.end, self.seconds, record, _seconds_of(container, stream), dice)
                 times = start + (np.arange(self.num_frames) + 0.5) * length / self.num_frames
-                return self._shown(_frames_at(container, stream, times.tolist()), rng, out)
+                frames = _frames_at(container, stream, times.tolist(), partial(_pixels, _to_rgb(version)))
+                return self._shown(frames, rng, out)
         except MploadError:  # some are a ValueError too
             raise
         except (av.FFmpegError, ValueError) as error:
@@ -195,21 +198,23 @@ def _seconds_of(container: Any, stream: Any) -> float:
     return (container.duration or 0) / 1e6
 
 
-def _frames_at(container: Any, stream: Any, times: Sequence[float]) -> Iterator[Pixels]:
-    """Yield the frame that is shown at each time, in seconds from the first frame; before the first, the first."""
+def _frames_at(
+    container: Any, stream: Any, times: Sequence[float], pixels_of: Callable[[Any], Pixels]
+) -> Iterator[Pixels]:
+    """Yield the pixels of the frame shown at each time, in seconds from the first; before that, those of the first."""
     first = float((stream.start_time or 0) * stream.time_base)
     place, shown = 0, None
     for frame in _frames_from(container, stream, first, times[0]):
         num_before = sum(first + time < frame.time for time in times[place:])  # times ascend
         if shown is not None and num_before:
-            yield from [_pixels(shown)] * num_before
+            yield from [pixels_of(shown)] * num_before
             place += num_before
         if place == len(times):
             return
         shown = frame
     if shown is None:
         raise DecodeError("the video has no frame in that part")
-    yield from [_pixels(shown)] * (len(times) - place)
+    yield from [pixels_of(shown)] * (len(times) - place)
 
 
 def _frames_from(container: Any, stream: Any, first: float, time: float) -> Iterator[Any]:
@@ -223,11 +228,28 @@ def _frames_from(container: Any, stream: Any, first: float, time: float) -> Iter
     return (frame for frame in container.decode(stream) if frame.time is not None)
 
 
-def _pixels(frame: Any) -> Pixels:
+def _pixels(to_rgb: Callable[[Any], Any], frame: Any) -> Pixels:
     """Return the pixels of a frame, upright."""
-    pixels: Pixels = frame.to_ndarray(format="rgb24")
+    pixels: Pixels = to_rgb(frame).to_ndarray()
     quarters = round(frame.rotation / 90)  # counterclockwise
     return np.ascontiguousarray(np.rot90(pixels, quarters)) if quarters else pixels
+
+
+def _metadata_options(version: int) -> dict[str, Any]:
+    """Return what lets PyAV pass over metadata that are not UTF-8. From version 19 on, it always does."""
+    return {"metadata_errors": "replace"} if version < 19 else {}
+
+
+def _to_rgb(version: int) -> Callable[[Any], Any]:
+    """Return a function that converts frames to RGB, in this thread.
+
+    From version 17 on, PyAV would start a thread for each core, and from 19 on keep them: a process that is forked
+    later would wait for them for ever. So this does not use what PyAV keeps.
+    """
+    from av.video.reformatter import VideoReformatter  # noqa: PLC0415  optional
+
+    options: Any = {"format": "rgb24"} | ({"threads": 1} if version >= 17 else {})
+    return partial(VideoReformatter().reformat, **options)
 
 
 def _part(

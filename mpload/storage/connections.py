@@ -37,6 +37,7 @@ _TLS_ADVICE = {
     10: "Renew it, or set the clock of this machine if it is wrong",
     62: _OTHER_NAME,
     64: _OTHER_NAME,
+    **dict.fromkeys(range(79, 95), "Make it anew by the rules of RFC 5280, which Python 3.13 and later demand"),
 }
 """By OpenSSL's code (X509_V_ERR_...): what to do about a certificate that an authority would not help."""
 
