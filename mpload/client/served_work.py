@@ -56,8 +56,8 @@ class ServedWork:
     work: PipelineWork
     servers: Servers
     description: Description
-    fields: frozenset[str]
-    """Names of the fields of a slot that hold the samples."""
+    fields: tuple[str, ...]
+    """Names of the fields of a slot that hold the samples, in the order in which answers have them."""
 
     @property
     def pipeline(self) -> Pipeline:
@@ -132,10 +132,13 @@ class ServedWork:
             sample_ids=self.work.sample_ids(number, piece.first, piece.last),
         ).encode()
 
+    def _served(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: arrays[name] for name in self.fields}
+
     def _fill_piece(self, piece: Piece, arrays: Mapping[str, Any], report: ChunkReport) -> None:
         start_ns = perf_counter_ns()
         live = partial(report.at, piece.first)
-        served = {name: array for name, array in arrays.items() if name in self.fields}
+        served = self._served(arrays)
         views = self.work.unpacked(BatchNumber.of(piece.task), served)
         read = partial(self._read, views, piece, report)
         answered = self._asking.answer(piece, partial(self._body, piece), read, live=live)
@@ -177,7 +180,7 @@ class ServedWork:
         if report.private_arrays is None:
             return ""
         private = report.private_arrays()
-        served = {name: private[name] for name in self.fields}
+        served = self._served(private)
         if self.servers.fallback == "local":
             mine = _aside(report)
             _begin(served, piece.first, piece.last)
@@ -206,7 +209,7 @@ class ServedWork:
             return
         private, number = report.private_arrays(), BatchNumber.of(piece.task)
         last = min(piece.first + _NUM_CHECKED, piece.last)
-        _begin({name: private[name] for name in self.fields}, piece.first, last)
+        _begin(self._served(private), piece.first, last)
         mine = _aside(report)
         try:
             self.work.fill(piece.task, private, piece.first, last, mine)

@@ -183,7 +183,7 @@ class IndexSource:
                 work=own,
                 servers=self._servers,
                 description=self.describe(self._sample_fields),
-                fields=frozenset(field.name for field in self._sample_fields),
+                fields=tuple(field.name for field in self._sample_fields),
             )
         if not self._collates and not self._joins:
             return samples

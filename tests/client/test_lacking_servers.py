@@ -12,6 +12,7 @@ import pytest
 from mpload import ErrorPolicy
 from mpload.errors import MploadWarning, SampleError
 from tests.support.batches import ids
+from tests.support.programs import run_script
 from tests.support.sample_servers import SampleServer, sample_server
 from tests.support.served_loaders import NUM_SAMPLES, dataset, loading
 
@@ -93,6 +94,31 @@ def test_samples_that_nobody_can_read_are_bad_and_no_server_has_failed(
     assert report.count(f"on {first.url}: ") + report.count(f"on {second.url}: ") == report.count("\n")
     told = [str(each.message) for each in caught if issubclass(each.category, MploadWarning)]
     assert not [text for text in told if "a bad sample" not in text]
+
+
+PROGRAM = """
+import sys, warnings
+from pathlib import Path
+from tests.client.test_lacking_servers import cut_off, server_in
+from tests.support.batches import ids
+from tests.support.served_loaders import dataset, loading
+
+if __name__ == "__main__":
+    here = Path(sys.argv[1])
+    with server_in(here / "a", on_error="skip") as first, server_in(here / "b", on_error="skip") as second:
+        with loading(here, first.url, second.url, fallback="raise", on_error="skip") as loader:
+            cut_off(here / "a", 597)
+            cut_off(here / "b", 597)
+            warnings.simplefilter("ignore")
+            found = {number for batch in ids(loader) for number in batch}
+            print(len(found), *(each.num_failures for each in loader.stats().servers.values()))
+"""
+
+
+@pytest.mark.parametrize("seed", ["0", "1"])
+def test_answers_are_understood_whatever_the_order_of_pythons_sets(tmp_path: Path, seed: str) -> None:
+    done = run_script(PROGRAM, str(tmp_path), PYTHONHASHSEED=seed)
+    assert (done.stdout, done.stderr) == (f"{NUM_SAMPLES - 3} 0 0\n", "")
 
 
 def test_error_of_a_sample_names_the_server(folder: Path, tmp_path: Path) -> None:
