@@ -2,7 +2,9 @@
 
 import contextlib
 import errno
+import io
 import json
+import marshal
 import os
 import pickle
 import select
@@ -13,10 +15,13 @@ import sys
 import threading
 import time
 import warnings
+from collections import ChainMap
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import CodeType
+from typing import Any, ClassVar
 
 import cloudpickle  # type: ignore[import-untyped]
 
@@ -347,20 +352,29 @@ def _interrupts_blocked() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
 
+class _Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]
+    """Keeps the file names of functions, which tracebacks of workers need: cloudpickle drops them from 3.1.3 on."""
+
+    dispatch_table: ClassVar[Any] = ChainMap(
+        {CodeType: lambda code: (marshal.loads, (marshal.dumps(code),))}, cloudpickle.CloudPickler.dispatch_table
+    )
+
+
 def pickle_work(work: Work) -> bytes:
     """Return `work` as bytes that the zygote can unpickle.
 
     Raises:
         ArgumentError: it cannot be pickled.
     """
+    pickled = io.BytesIO()
     try:
-        pickled: bytes = cloudpickle.dumps(work)
+        _Pickler(pickled).dump(work)
     except Exception as error:
         raise ArgumentError(
             f"workers cannot get a copy of {type(work).__name__}: {type(error).__name__}: {error}. "
             "Open files and make locks, clients and generators in the worker, on first use"
         ) from error
-    return pickled
+    return pickled.getvalue()
 
 
 def describe_status(status: int) -> str:

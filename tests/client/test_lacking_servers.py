@@ -2,8 +2,6 @@
 
 import sys
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,28 +11,14 @@ from mpload import ErrorPolicy
 from mpload.errors import MploadWarning, SampleError
 from tests.support.batches import ids
 from tests.support.programs import run_script
-from tests.support.sample_servers import SampleServer, sample_server
-from tests.support.served_loaders import NUM_SAMPLES, dataset, loading
+from tests.support.sample_servers import sample_server
+from tests.support.served_loaders import NUM_SAMPLES, cut_off, dataset, loading, server_in
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="worker pools need Linux"),
     pytest.mark.processes,
 ]
 ACTIONS = ["raise", "skip", "substitute"]
-
-
-def cut_off(folder: Path, num_samples: int) -> None:
-    """Leave a folder only so many samples. A server there has the same index as before."""
-    with (folder / f"{NUM_SAMPLES}.bin").open("r+b") as file:
-        file.truncate(8 * num_samples)
-
-
-@contextmanager
-def server_in(folder: Path, **options: Any) -> Iterator[SampleServer]:
-    """Start a server with an index and samples of its own."""
-    folder.mkdir()
-    with sample_server(dataset(folder, **options)) as server:
-        yield server
 
 
 @pytest.mark.parametrize("num_left", [0, 596])
@@ -99,9 +83,8 @@ def test_samples_that_nobody_can_read_are_bad_and_no_server_has_failed(
 PROGRAM = """
 import sys, warnings
 from pathlib import Path
-from tests.client.test_lacking_servers import cut_off, server_in
 from tests.support.batches import ids
-from tests.support.served_loaders import dataset, loading
+from tests.support.served_loaders import cut_off, loading, server_in
 
 if __name__ == "__main__":
     here = Path(sys.argv[1])
