@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-DEVICE = torch.accelerator.current_accelerator() or torch.device("cuda")
+DEVICE = (torch.accelerator.is_available() and torch.accelerator.current_accelerator()) or torch.device("cuda")
 SHAPE = (32, 3, 224, 224)
 
 
