@@ -53,7 +53,7 @@ class TcpPort:
             if error.errno == errno.EADDRINUSE:
                 text = f"port {self.port} of {self.host} is in use. Choose another --port, or 0 for any"
                 raise OSError(error.errno, text) from None
-            # From Python 3.12 on, asyncio passes over addresses that are not there, and its error has no number.
+            # In newer Pythons, asyncio passes over addresses that are not there, and its error has no number.
             if isinstance(error, socket.gaierror) or error.errno in {errno.EADDRNOTAVAIL, None}:
                 raise ArgumentError(
                     f"host must be a name or an address of this machine, got {self.host!r}: {error.strerror or error}. "

@@ -182,7 +182,7 @@ class ReadAhead:
         fresh = {sample_id: ranges for sample_id, ranges in wanted.items() if sample_id not in self._pieces}
         self._extra.update({sample_id: owners[sample_id] for sample_id in fresh})
         self._plan_first(fresh, later={})
-        self._begin(num_failing=len(set(owners.values())))  # neither these nor the others count for the depth
+        self._begin(num_failing=len(set(owners.values())))  # neither they nor what fails counts for the depth
 
     def read(self, sample_id: int, ranges: Sequence[ByteRange]) -> list[bytes]:
         """Return the bytes of a sample's ranges, reading them now unless they were read ahead.
