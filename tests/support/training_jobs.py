@@ -359,7 +359,7 @@ def ray(folder: Path) -> None:
         found["DataLoader"] = [labels_of(stock) for _ in range(NUM_EPOCHS)]
         write(folder, torch.distributed.get_rank(), found)
 
-    cluster.init(num_cpus=3, include_dashboard=False)
+    cluster.init(address="local", num_cpus=3, include_dashboard=False)  # and no cluster that already runs here
     trainer = TorchTrainer(
         train,
         scaling_config=ScalingConfig(num_workers=2, use_gpu=False),
