@@ -1,6 +1,7 @@
 """Objects at URLs: read and listed from a real S3 endpoint, with real faults, and without revealing secrets."""
 
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -276,6 +277,40 @@ print(dataset.index.root, sum(len(images) for images, _ in DataLoader(dataset, b
 """  # a process of its own, which has not used obstore
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     assert ran.stdout == "s3://photos/train/photos 24\n"
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(("given", "num_threads"), [(None, 1), ("3", 3)])
+def test_a_process_reads_buckets_with_one_thread_of_obstore_unless_the_user_sets_another_number(
+    s3: S3, given: str | None, num_threads: int
+) -> None:
+    program = """
+import os, pathlib, sys, time
+from mpload.storage.ranges import ByteRange
+from mpload.storage.remote import RemoteObjects
+before = os.environ.get("TOKIO_WORKER_THREADS")
+RemoteObjects("s3://photos/bin/a").read([ByteRange("one.bin")])
+assert os.environ.get("TOKIO_WORKER_THREADS") == before, "other libraries read it too"
+names = []
+for _ in range(100):  # until the threads that are expected have given themselves their name, and a while longer
+    if names.count("tokio-rt-worker\\n") >= int(sys.argv[1]):
+        break
+    time.sleep(0.1)
+    names = [file.read_text() for file in pathlib.Path("/proc/self/task").glob("*/comm")]
+print(names.count("tokio-rt-worker\\n"))
+"""
+    environment = {name: value for name, value in os.environ.items() if name != "TOKIO_WORKER_THREADS"}
+    if given is not None:
+        environment["TOKIO_WORKER_THREADS"] = given
+    ran = subprocess.run(
+        [sys.executable, "-c", program, str(num_threads)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (ran.stdout, ran.stderr) == (f"{num_threads}\n", "")
 
 
 @pytest.mark.processes
