@@ -18,6 +18,7 @@ servers          what a process knows about a server, and when to repeat a reque
 web              makes requests to http and https URLs
 connections      HTTP connections, through urllib3, on which every wait has a limit
 buckets          makes requests to buckets, with obstore
+bucket_failures  what the errors of obstore say
 request_failure  what went wrong with one request
 listing          lists the keys of a bucket in several threads
 roots            paths below one of several roots, for the sources of a mixture

@@ -17,12 +17,13 @@ from functools import partial
 from itertools import chain
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from mpload.errors import ArgumentError, StorageError
+from mpload.storage.bucket_failures import failure_of, is_of_obstore
 from mpload.storage.listing import Object, is_plain, list_in_parts
 from mpload.storage.object_facts import ObjectFacts
-from mpload.storage.request_failure import RequestFailure, status_failure
-from mpload.units import format_count
+from mpload.units import format_count, printable
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore, RetryConfig
@@ -34,41 +35,14 @@ _PAGE_OBJECTS = 1000  # number of objects that providers send per page
 _LIST_SECONDS = 60.0
 _LIST_RETRY_SECONDS = 90.0
 
-# obstore's errors tell their kind only in the text that Rust makes of them, one field a line. Strings in it, which may
-# quote a server or a path, are replaced first.
-_DEBUG = "\n\nDebug source:\n"
-_STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
-_URI = re.compile(r"uri: Some\(.*?\n\s*\),", re.DOTALL)
-_STATUS = re.compile(r"^\s*status: (\d{3}),$", re.MULTILINE)
-_CODE = re.compile(r"<Code>(\w+)</Code>")
-_DNS = re.compile(r'ConnectError\(\s*"dns error"')
-_KINDS = {
-    "ConnectionRefused": "connection refused",
-    "ConnectionReset": "connection reset",
-    "BrokenPipe": "connection reset",
-    "HostUnreachable": "host unreachable",
-    "NetworkUnreachable": "host unreachable",
-    "IncompleteMessage": "connection closed",
-    "IncompleteBody": "answer cut short",
-    "UnexpectedEof": "connection closed",
-    "Parse": "answer is not HTTP",
-    "AlertReceived": "TLS failed",
-    "InvalidMessage": "TLS failed",
+_ENDPOINTS = {
+    "s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"),
+    "gs": ("GOOGLE_BASE_URL",),
+    "az": ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"),
 }
-"""By a word of the text: what happened. The first word that occurs counts."""
-_EXPIRED = "credentials have expired", ". Renew them, such as by `aws sso login`, and start the job again"
-_REGION = "bucket is in another region", ". Set AWS_REGION to the region of the bucket"
-_CODES = {
-    "ExpiredToken": _EXPIRED,
-    "RequestExpired": _EXPIRED,
-    "TokenRefreshRequired": _EXPIRED,
-    "AuthorizationHeaderMalformed": _REGION,
-    "PermanentRedirect": _REGION,
-    "RequestTimeTooSkewed": ("clock is wrong", ": that of this machine differs from the server's. Set it"),
-    "NoSuchBucket": ("no such bucket", ". Check #root of the index, AWS_REGION and AWS_ENDPOINT_URL"),
-}
-"""By the code of an error of S3, which says that every request will fail: what happened."""
-
+"""By the scheme of a bucket's URL: the environment variables with which obstore finds its server."""
+_IN_URLS = re.compile(r"[!-~]+")
+"""What a URL may consist of."""
 
 _NUM_THREADS_NAME = "TOKIO_WORKER_THREADS"
 """The environment variable for the number of obstore's threads, which is read when they start."""
@@ -114,10 +88,10 @@ class BucketClient:
         failure = None
         try:
             return _interruptible(partial(self._get, store, key, span))
-        except (ArgumentError, StorageError):
-            raise
-        except Exception as error:  # noqa: BLE001  obstore raises many classes, whose texts must not be shown
-            failure = _failure_of(error, limit_seconds=limit_seconds)
+        except BaseException as error:
+            if not is_of_obstore(error):
+                raise
+            failure = failure_of(error, limit_seconds=limit_seconds)
         raise failure  # outside `except`, so that the original is not its context
 
     def _get(self, store: "ObjectStore", key: str, span: tuple[int, int] | None) -> bytes:
@@ -132,10 +106,10 @@ class BucketClient:
         store = self._store(url, limit_seconds)
         try:
             found = obstore().head(store, key)
-        except (ArgumentError, StorageError):
-            raise
-        except Exception as error:  # noqa: BLE001  as above
-            failure = _failure_of(error, limit_seconds=limit_seconds)
+        except BaseException as error:
+            if not is_of_obstore(error):
+                raise
+            failure = failure_of(error, limit_seconds=limit_seconds)
         else:
             version = found.get("e_tag") or f"{found['last_modified']} {found['size']}"
             return ObjectFacts(num_bytes=found["size"], version=version)
@@ -166,12 +140,12 @@ def _interruptible(call: Callable[[], bytes]) -> bytes:
     handler = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(handler):
         return call()
-    found: SimpleQueue[bytes | Exception] = SimpleQueue()
+    found: SimpleQueue[bytes | BaseException] = SimpleQueue()
 
     def work() -> None:
         try:
             found.put(call())
-        except Exception as error:  # noqa: BLE001  raised below
+        except BaseException as error:  # noqa: BLE001  raised below
             found.put(error)
 
     try:
@@ -180,7 +154,7 @@ def _interruptible(call: Callable[[], bytes]) -> bytes:
         return call()
     result = found.get()
     try:
-        if isinstance(result, Exception):
+        if isinstance(result, BaseException):
             raise result
         return result
     finally:
@@ -225,10 +199,10 @@ def list_bucket(
             yield from list_in_parts(pages_after, num_threads=num_threads, after=after, up_to=up_to)
         else:
             yield from chain.from_iterable(pages_after(""))
-    except StorageError:
-        raise
-    except Exception as error:  # noqa: BLE001  as above
-        failure = _failure_of(error, limit_seconds=_LIST_SECONDS)
+    except BaseException as error:
+        if not is_of_obstore(error):
+            raise
+        failure = failure_of(error, limit_seconds=_LIST_SECONDS)
     if failure is not None:
         raise failure
 
@@ -251,10 +225,10 @@ def list_level(url: str, prefix: str) -> list[str]:
         if all("/" not in each["path"][len(prefix) :] for each in first):
             return []
         found = obstore().list_with_delimiter(store, prefix=prefix or None)
-    except (ArgumentError, StorageError):
-        raise
-    except Exception as error:  # noqa: BLE001  as above
-        failure = _failure_of(error, limit_seconds=_LIST_SECONDS)
+    except BaseException as error:
+        if not is_of_obstore(error):
+            raise
+        failure = failure_of(error, limit_seconds=_LIST_SECONDS)
     if failure is not None:
         raise failure
     return [path[len(prefix) :] for path in found["common_prefixes"] if path.startswith(prefix)]
@@ -312,6 +286,7 @@ def _open_bucket(url: str, *, timeout_seconds: float, connect_seconds: float, re
     obstore()
     from obstore.store import from_url  # noqa: PLC0415  an optional package
 
+    _check_endpoint(url.partition(":")[0])
     more: dict[str, Any] = {}
     if url.startswith("s3:") and "AWS_PROFILE" in os.environ:
         try:
@@ -330,41 +305,27 @@ def _open_bucket(url: str, *, timeout_seconds: float, connect_seconds: float, re
             retry_config=retry,
             **more,
         )
-    except Exception as error:  # noqa: BLE001  as above
-        failure = _failure_of(error, limit_seconds=timeout_seconds)
+    except BaseException as error:
+        if not is_of_obstore(error):
+            raise
+        failure = failure_of(error, limit_seconds=timeout_seconds)
     raise failure
 
 
-def _failure_of(error: Exception, *, limit_seconds: float) -> RequestFailure:
-    """Return what happened, by the kind that the error states, never by what a server or a path says."""
-    raw = str(error).rpartition(_DEBUG)[2]
-    if (code := _CODE.search(raw)) is not None and code[1] in _CODES:
-        return RequestFailure(*_CODES[code[1]], is_temporary=False, is_of_server=True)
-    if isinstance(error, FileNotFoundError):
-        return status_failure(404)
-    debug = _STRING.sub('""', _URI.sub("", raw))
-    if (status := _STATUS.search(debug)) is not None:
-        return status_failure(int(status[1]))
-    if type(error).__name__ in {"PermissionDeniedError", "UnauthenticatedError"}:
-        return status_failure(403)
-    if "TimedOut" in debug:
-        what = "answer stalled" if "kind: Body" in debug else "no answer in time"
-        return RequestFailure(what, f": the request took longer than {limit_seconds:.3g} s")
-    if _DNS.search(raw):
-        return RequestFailure("name not resolved", ": DNS knows no address of the endpoint")
-    if "BareRedirect" in debug:
-        return RequestFailure(*_REGION, is_temporary=False, is_of_server=True)
-    if "TooManyRedirects" in debug:
-        return RequestFailure("redirect loop", is_temporary=False)
-    if "InvalidCertificate" in debug:
-        return RequestFailure("certificate not trusted", is_temporary=False, is_of_server=True)
-    if "MissingContentLength" in debug:
-        return RequestFailure("answer without a length", ": the server sends no Content-Length", is_temporary=False)
-    if "NotPartial" in debug:
-        return RequestFailure(
-            "server ignores ranges", ": it sent the whole object. Shards need ranges", is_temporary=False
-        )
-    for word, what in _KINDS.items():
-        if re.search(rf"\b{word}\b", debug):
-            return RequestFailure(what)
-    return RequestFailure("cannot be read", f" ({type(error).__name__})", is_temporary="HttpError" in debug)
+def _check_endpoint(scheme: str) -> None:
+    """Check the variables that name a server of buckets, since obstore panics at each request if one is no URL."""
+    for name in _ENDPOINTS.get(scheme, ()):
+        value = os.environ.get(name)
+        if value is None:
+            continue
+        try:
+            parts = urlsplit(value)
+            is_url = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
+        except ValueError:
+            is_url = False
+        if not is_url or not _IN_URLS.fullmatch(value):
+            shown = "" if "@" in value else f"={printable(value)!r}"
+            raise ArgumentError(
+                f"the environment variable {name}{shown} must be the URL of a server, with http:// or https://, such "
+                "as http://localhost:9000. Set it to one, or unset it for the provider's own server"
+            )

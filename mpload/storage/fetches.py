@@ -76,7 +76,7 @@ class Fetch:
             pass
         except StorageError as error:
             self.failure = error.with_traceback(None)  # which refers to the stack of this thread
-        except Exception:  # noqa: BLE001, S110  the sample is read again when requested, and raises it then
+        except BaseException:  # noqa: BLE001, S110  the sample is read again when requested, and raises it then
             pass
         finally:
             self.read_ns = max(1, clock_ns() - self.began_ns)
@@ -87,7 +87,7 @@ class Fetch:
         try:
             if self._is_wanted():
                 self._take(read_again(self.item))
-        except Exception:  # noqa: BLE001, S110  the first request may still succeed
+        except BaseException:  # noqa: BLE001, S110  the first request may still succeed
             pass
         finally:
             self.is_hedging = False

@@ -112,7 +112,7 @@ def _serve(shared: _Shared) -> None:
             else:
                 shared.idle.append(mine)
         if job is not None:
-            with suppress(Exception):
+            with suppress(BaseException):  # a panic of obstore's is no Exception
                 job()
         elif not shared.is_ended:
             mine.acquire()
