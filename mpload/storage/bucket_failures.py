@@ -4,6 +4,7 @@ import re
 
 from mpload.errors import MploadError
 from mpload.storage.request_failure import RequestFailure, status_failure
+from mpload.units import printable
 
 __all__ = ["failure_of", "is_of_obstore"]
 
@@ -15,6 +16,7 @@ _URI = re.compile(r"uri: Some\(.*?\n\s*\),", re.DOTALL)
 _STATUS = re.compile(r"^\s*status: (\d{3}),$", re.MULTILINE)
 _CODE = re.compile(r"<Code>(\w+)</Code>")
 _DNS = re.compile(r'ConnectError\(\s*"dns error"')
+_BAD_KEY = re.compile(r'Path "(.*?)"(?: contained|: Encountered)', re.DOTALL)
 _KINDS = {
     "ConnectionRefused": "connection refused",
     "ConnectionReset": "connection reset",
@@ -65,6 +67,9 @@ def failure_of(error: BaseException, *, limit_seconds: float) -> RequestFailure:
         return RequestFailure(*_CODES[code[1]], is_temporary=False, is_of_server=True)
     if isinstance(error, FileNotFoundError):
         return status_failure(404)
+    if (key := _BAD_KEY.search(str(error).partition(_DEBUG)[0])) is not None:
+        why = "has an empty part, a part `.`, or a control character, so that obstore cannot read it. Rename the object"
+        return RequestFailure("bad key", text=f"the key {printable(key[1])} {why}", is_temporary=False)
     debug = _STRING.sub('""', _URI.sub("", raw))
     if (status := _STATUS.search(debug)) is not None:
         return status_failure(int(status[1]))

@@ -17,6 +17,7 @@ from mpload import MPDataset, MPLoader, RawBytes, Topology, build_index, open_in
 from mpload.errors import ArgumentError, MploadError, OutageError, OutsideRootError, StorageError
 from mpload.storage.ranges import ByteRange, Span
 from mpload.storage.remote import RemoteObjects, RemoteStorage, list_objects
+from mpload.units import printable
 from tests.support.photos import make_photo_tree
 from tests.support.raw_server import head, raw_server
 from tests.support.s3 import S3, SECRETS, s3_environment
@@ -51,6 +52,21 @@ def test_no_path_leads_outside_the_root(s3: S3) -> None:
     assert storage.read([ByteRange("s3://photos/bin/a/one.bin", 0, 3)]) == [b"a/o"]
     anywhere = RemoteObjects("s3://photos/bin/a", allow_outside_root=True)
     assert anywhere.read([ByteRange("s3://photos/bin/h#z+y.bin", 0, 2)]) == [b"h#"]
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("key", ["a//b.bin", "a/./b.bin", "a\x01.bin", "//x"])
+def test_a_key_that_obstore_cannot_read_is_named(s3: S3, key: str) -> None:
+    folder = f"keys-{sum(key.encode())}"
+    s3.put({f"{folder}/{key}": b"x", f"{folder}/a/b.bin": b"another"})
+    attempts: list[Callable[[], object]] = [
+        lambda: RemoteObjects(f"s3://photos/{folder}").read([ByteRange(f"s3://photos/{folder}/{key}")]),
+        lambda: list(list_objects(f"s3://photos/{folder}/")),
+    ]
+    for attempt in attempts:
+        with pytest.raises(StorageError, match=r"the key .* has an empty part.*Rename the object") as caught:
+            attempt()
+        assert printable(key) in str(caught.value)
 
 
 # Faults of the server of a bucket; test_web_faults.py has those of web servers
