@@ -24,6 +24,7 @@ targets            what a column's values are to transforms: images, masks, boxe
 policy             ErrorPolicy: how bad samples are handled
 batch              Batch: samples stacked column by column
 cache              PartialCache: a subset of the samples, kept on a fast disk or in memory
+cached_reads       copies the entries of a whole chunk from the cache
 row_index          RowIndex: where the rows of each JPEG begin, for faster crops
 counts             names of the workers' counters
 index_work         fills a slot with samples of an index

@@ -5,7 +5,6 @@ errors. So values, errors and policies are the same for both ways.
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -35,12 +34,17 @@ LEFT_OUT_CHUNKS = 15
 class BulkPipeline:
     """Makes samples as a pipeline does, but a chunk at a time.
 
+    Args:
+        makers: for each column its number, the name of its arrays, and what makes it.
+        reading: what reads the files, to be told which samples were made; None without a cache.
+
     Memory: 2 MiB of encoded images at most, and the lines of the chunk.
     Process: belongs to one process, like the files that the pipeline has opened.
     """
 
-    def __init__(self, makers: list[tuple[int, str, Maker]]) -> None:
+    def __init__(self, makers: list[tuple[int, str, Maker]], reading: Reading | None = None) -> None:
         self._makers = makers
+        self._reading = reading
         self._rng = SampleRng(seed=0, epoch=0)
         self._num_left_out = 0  # chunks not to try, because most samples were declined
 
@@ -52,19 +56,20 @@ class BulkPipeline:
             pipeline: the pipeline.
             arena: memory for encoded images that were read and not yet decoded; 2 MiB are enough.
         """
-        if NATIVE is None or pipeline.transform is not None or pipeline.cache is not None:
+        if NATIVE is None or pipeline.transform is not None:
             return None
         if not isinstance(pipeline.maker, OneDecoder):
             return None
         columns = pipeline.index.columns
-        of_source = _maker_of_source(pipeline, arena) if pipeline.sources else None
+        reading = Reading.of(pipeline)
+        of_source = None if reading is None else _maker_of_source(pipeline, reading, arena)
         makers: list[tuple[int, str, Maker]] = []
         for number in sorted(range(len(columns)), key=lambda number: number not in pipeline.sources):
             maker = of_source if number in pipeline.sources else MAKERS_OF_CELLS.get(columns[number].type)
             if maker is None:
                 return None
             makers.append((number, columns[number].name, maker))
-        return cls(makers)
+        return cls(makers, reading)
 
     def make(
         self, lines: Lines, arrays: Mapping[str, Any], *, number: BatchNumber, first: int, report: ChunkReport
@@ -96,21 +101,23 @@ class BulkPipeline:
             for array in ragged:
                 array.begin(first, first + len(lines))
             return dict.fromkeys(range(len(lines)))
+        if self._reading is not None:
+            self._reading.note_made(made, report)
         return dict.fromkeys(left)
 
 
-def _maker_of_source(pipeline: Pipeline, arena: NDArray[np.uint8]) -> Maker | None:
+def _maker_of_source(pipeline: Pipeline, reading: Reading, arena: NDArray[np.uint8]) -> Maker | None:
     are_files = all(pipeline.index.columns[number].type.is_file for number in pipeline.sources)
     decode = pipeline.decode
-    if not are_files:
+    if not pipeline.sources or not are_files:
         return None
-    reading = Reading.of(pipeline)
     if type(decode) is RawBytes:
         return Bytes(reading=reading).make
     if type(decode) is NumpyDecoder:
         return Arrays(reading=reading, decode=decode).make
     if (num_bytes := row_bytes(decode)) is not None:
-        return Rows(reading=replace(reading, maps_shards=True), row_bytes=num_bytes).make
+        reading.maps_shards = True
+        return Rows(reading=reading, row_bytes=num_bytes).make
     if (decode_many := many_decoder(decode)) is not None and len(pipeline.sources) == 1:
         return Images(reading=reading, decode_many=decode_many, arena=arena, rows=pipeline.row_index).make
     return None

@@ -108,11 +108,11 @@ class BulkColumns:
             arena: Memory for encoded images that were read and not yet decoded; 2 MiB are enough.
         """
         maker, columns = pipeline.maker, pipeline.index.columns
-        if NATIVE is None or pipeline.cache is not None:
+        reading = Reading.of(pipeline)
+        if NATIVE is None or reading is None or pipeline.cache is not None:
             return None
         if not isinstance(maker, ColumnDecoders) or maker.drawing is None or not template:  # the index is empty
             return None
-        reading = Reading.of(pipeline)
 
         def column_of(column: TypedColumn, decode_many: DecodeMany | None) -> _Column | None:
             if not columns[column.number].type.is_file:

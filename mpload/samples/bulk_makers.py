@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from time import perf_counter_ns
 from typing import Any
@@ -15,7 +15,10 @@ from mpload.images.decoders import NumpyDecoder, read_npy_header
 from mpload.images.many import DecodeMany, EncodedSamples
 from mpload.index.columns import ColumnType
 from mpload.index.lines import Lines
-from mpload.samples.counts import DECODE_NS, READ_NS
+from mpload.index.mixture_index import MixtureIndex
+from mpload.samples.cache.opened import OpenCache
+from mpload.samples.cached_reads import CachedReader
+from mpload.samples.counts import CACHE_HITS, CACHE_MISSES, DECODE_NS, READ_NS
 from mpload.samples.pipeline import Pipeline
 from mpload.samples.row_index import RowIndex
 from mpload.storage.local import LocalStorage
@@ -56,20 +59,30 @@ None if this time all must be made one by one, which says nothing about the chun
 """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(slots=True, kw_only=True, eq=False)
 class Reading:
-    """Reads the files or spans that a column names, or gets those that were read ahead."""
+    """Reads the files or spans that a column names, or gets those that were read ahead, or are in the cache."""
 
     storage: Storage
     ahead: ReadAhead
     sources: Sequence[int]
     """Numbers of the columns whose ranges are read ahead, in their order."""
+    cache: OpenCache | None = None
     maps_shards: bool = False
+    _cached: CachedReader | None = field(default=None, init=False)
+    """What has read the latest chunk from the cache."""
 
     @classmethod
-    def of(cls, pipeline: Pipeline) -> "Reading":
-        """Return what reads the files of a pipeline."""
-        return cls(storage=pipeline.opened_storage, ahead=pipeline.ahead, sources=tuple(pipeline.sources))
+    def of(cls, pipeline: Pipeline) -> "Reading | None":
+        """Return what reads the files of a pipeline; None if its cache can only be asked for one sample at a time."""
+        cache, index = pipeline.cache, pipeline.index
+        if cache is not None and (
+            not isinstance(cache, OpenCache)
+            or len(pipeline.sources) != 1
+            or (isinstance(index, MixtureIndex) and not index.has_one_root)
+        ):
+            return None
+        return cls(storage=pipeline.opened_storage, ahead=pipeline.ahead, sources=tuple(pipeline.sources), cache=cache)
 
     def reads(
         self,
@@ -83,8 +96,14 @@ class Reading:
         """Read the ranges in a column, as many at a time as `area_at` has room for after so many ranges.
 
         Yield the number of ranges before each read, and the read. It ends early if reads turn out to be slow, since
-        read-ahead then begins, or if the bytes that were read ahead are not there.
+        read-ahead then begins, or if the bytes that were read ahead are not there. With a cache, its entries come
+        first, and then the samples that it never keeps; each time, all others are declined.
         """
+        if self.cache is not None:
+            cached = self._cached = CachedReader(self.cache, chunk.lines, column, at=partial(_note_place, chunk))
+            yield from self._cached_reads(cached, chunk, area_at, step_bytes=step_bytes, max_bytes=max_bytes)
+            if not cached.is_outside.any():
+                return
         is_ahead, done = self.ahead.is_active, 0
         reader = self._reader_of_ahead(chunk, column) if is_ahead else self._reader(chunk, column)
         while reader is not None and done < len(chunk.lines) and self.ahead.is_active == is_ahead:
@@ -97,15 +116,49 @@ class Reading:
             yield done, found
             done += num_read
 
+    def _cached_reads(
+        self,
+        reader: CachedReader,
+        chunk: Chunk,
+        area_at: Callable[[int], NDArray[np.uint8]],
+        *,
+        step_bytes: int,
+        max_bytes: int | None,
+    ) -> Iterator[tuple[int, ManyRead]]:
+        done = 0
+        while done < len(chunk.lines):
+            start_ns = perf_counter_ns()
+            found = reader.read(area_at(done), first=done, step_bytes=step_bytes, max_bytes=max_bytes)
+            chunk.report.tally.counts[READ_NS] += perf_counter_ns() - start_ns
+            yield done, found
+            done += len(found.lengths)
+
+    def note_made(self, made: NDArray[np.bool_], report: ChunkReport) -> None:
+        """Count the samples of the latest chunk that were made, by whether they came from the cache.
+
+        Those that were not made are counted when they are made one by one.
+        """
+        if self.cache is not None and self._cached is not None:
+            num_hits = int(np.count_nonzero(made & self._cached.is_hit))
+            num_outside = int(np.count_nonzero(made)) - num_hits
+            self.cache.counts.hits += num_hits
+            self.cache.counts.outside += num_outside
+            report.tally.counts[CACHE_HITS] += num_hits
+            report.tally.counts[CACHE_MISSES] += num_outside
+
+    def _is_wanted(self, chunk: Chunk) -> NDArray[np.bool_]:
+        """Return which samples of a chunk are not the cache's, bool [n]."""
+        return np.ones(len(chunk.lines), np.bool_) if self._cached is None else self._cached.is_outside
+
     def _reader(self, chunk: Chunk, column: int) -> ManyReader | None:
         if type(self.storage) is not LocalStorage:
             return None
         spans = chunk.lines.spans(column)
         ranges = ManyRanges(
             names=chunk.lines.data,
-            paths=np.ascontiguousarray(spans.paths),
+            paths=np.where(self._is_wanted(chunk)[:, np.newaxis], spans.paths, -1),
             offsets=np.ascontiguousarray(spans.offsets),
-            lengths=np.ascontiguousarray(spans.lengths),
+            lengths=np.where(self._is_wanted(chunk), spans.lengths, -1),
             first=chunk.first,
             at=chunk.report.sample,
         )
@@ -114,7 +167,7 @@ class Reading:
     def _reader_of_ahead(self, chunk: Chunk, column: int) -> AheadReader:
         return AheadReader(
             self.ahead,
-            chunk.lines.sample_ids.tolist(),
+            np.where(self._is_wanted(chunk), chunk.lines.sample_ids, -1).tolist(),  # -1 is never read ahead
             place=self.sources.index(column),
             at=lambda place: chunk.report.at(chunk.first + place),
         )
@@ -125,9 +178,9 @@ class Reading:
         """Read into a ragged field. Return where in its area each range starts, and its length; -1 if it is missing."""
         starts, lengths = np.full((2, len(chunk.lines)), -1, np.int64)
         for done, read in self.reads(chunk, column, lambda _: array.unused, max_bytes=max_bytes):
-            stop = done + len(read.lengths)
-            starts[done:stop] = read.starts + array.use(read.used_bytes)
-            lengths[done:stop] = read.lengths
+            there = done + np.flatnonzero(read.lengths >= 0)
+            starts[there] = read.starts[there - done] + array.use(read.used_bytes)
+            lengths[there] = read.lengths[there - done]
         return starts, lengths
 
 
@@ -161,7 +214,7 @@ class Rows:
             return made
         reads = self.reading.reads(chunk, column, lambda done: rows[done * self.row_bytes :], step_bytes=self.row_bytes)
         for done, read in reads:
-            made[done : done + len(read.lengths)] = read.lengths == self.row_bytes
+            made[done : done + len(read.lengths)] |= read.lengths == self.row_bytes
         return made
 
 
@@ -249,10 +302,14 @@ class Images:
             )
             is_made = self.decode_many(samples, array[chunk.first + done : chunk.first + stop])
             # A sample whose entry is wrong is made again if that replaces the entry.
-            made[done:stop] = is_made == 1 if is_filled else is_made != 0
+            made[done:stop] |= is_made == 1 if is_filled else is_made != 0
             num_wrong += int(np.count_nonzero(is_made == 2))
             chunk.report.tally.counts[DECODE_NS] += perf_counter_ns() - start_ns
         return None if is_filled and 2 * num_wrong > len(made) else made
+
+
+def _note_place(chunk: Chunk, place: int) -> None:
+    chunk.report.sample[0] = chunk.first + place
 
 
 def _integers(chunk: Chunk, column: int, array: NDArray[np.int64]) -> NDArray[np.bool_]:

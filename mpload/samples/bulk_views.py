@@ -62,7 +62,8 @@ class BulkViews:
             arena: Memory for encoded images that were read and not yet decoded; 2 MiB are enough.
         """
         maker, columns = pipeline.maker, pipeline.index.columns
-        if NATIVE is None or pipeline.transform is not None or pipeline.cache is not None:
+        reading = Reading.of(pipeline)
+        if NATIVE is None or pipeline.transform is not None or reading is None:
             return None
         if not isinstance(maker, ColumnDecoders) or len(maker.decode) != 1:
             return None
@@ -74,7 +75,7 @@ class BulkViews:
         def decode_many(samples: EncodedSamples, arrays: Any) -> NDArray[np.uint8]:
             return crops.write_many(samples, arrays)
 
-        images = Images(reading=Reading.of(pipeline), decode_many=decode_many, arena=arena)
+        images = Images(reading=reading, decode_many=decode_many, arena=arena)
         (number,) = maker.sources
         if not columns[number].type.is_file:
             return None
@@ -85,7 +86,7 @@ class BulkViews:
                 if make is None or not isinstance(leaf, Leaf) or leaf.dtype != _DTYPES_OF_CELLS.get(column.type):
                     return None
                 makers.append((number, column.name, make))
-        return cls(BulkPipeline(makers), key, template)
+        return cls(BulkPipeline(makers, reading), key, template)
 
     def make(
         self, lines: Lines, arrays: Mapping[str, Any], *, number: BatchNumber, first: int, report: ChunkReport

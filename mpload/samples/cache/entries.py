@@ -39,7 +39,7 @@ def read_head(data: bytes, *, key: int) -> Head | None:
     return Head(*facts) if xxh3_64_intdigest(data[8:], seed=key) == check else None
 
 
-def payload_fits(head: Head, payload: bytes, *, key: int) -> bool:
+def payload_fits(head: Head, payload: bytes | memoryview, *, key: int) -> bool:
     """Return whether `payload` has the head's length and checksum."""
     return len(payload) == head.payload_bytes and xxh3_64_intdigest(payload, seed=key) == head.payload_check
 

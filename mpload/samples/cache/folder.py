@@ -5,7 +5,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ _SCANNED_ROWS = 1 << 20
 _ABOUT_BYTES = 1 << 20
 _LOCK_SECONDS = 30.0
 _POLL_SECONDS = 0.002
+_Payload = bytes | memoryview
 
 
 class CacheFolder:
@@ -146,6 +147,34 @@ class CacheFolder:
 
     def read(self, sample_id: int, place: bytes) -> tuple[Head, bytes] | None:
         """Return the sample's entry at `place`, or None if it is damaged, deleted or another sample's."""
+        found = self._entry(sample_id, place, lambda fd, head, start: os.pread(fd, head.payload_bytes, start))
+        return None if found is None else (found[0], bytes(found[1]))
+
+    def copy(self, sample_id: int, place: bytes, room: memoryview, *, stamp: int | None) -> int:
+        """Copy the payload of the sample's entry at `place` to the beginning of `room`.
+
+        Return its number of bytes. If that is more than `room` has, nothing is copied. It is -1 if the entry is
+        damaged, deleted, another sample's, of several sources, or has another stamp. A stamp of None fits all.
+        """
+
+        def fits(head: Head) -> bool:
+            return head.num_parts == 1 and stamp in {None, head.stamp}
+
+        def load(descriptor: int, head: Head, start: int) -> _Payload | None:
+            if not fits(head) or head.payload_bytes > len(room):
+                return None
+            return room[: os.preadv(descriptor, [room[: head.payload_bytes]], start)]
+
+        found = self._entry(sample_id, place, load)
+        return found[0].payload_bytes if found is not None and fits(found[0]) else -1
+
+    def _entry(
+        self, sample_id: int, place: bytes, load: Callable[[int, Head, int], _Payload | None]
+    ) -> tuple[Head, _Payload] | None:
+        """Return an entry whose payload `load` returns, given a descriptor, the head and where the payload starts.
+
+        A payload of None is not wanted, and returned as no bytes.
+        """
         number, offset = divmod(int.from_bytes(place, "little"), 1 << OFFSET_BITS)
         descriptor = self._segments.get(number)
         try:
@@ -153,9 +182,9 @@ class CacheFolder:
                 descriptor = self._open_segment(number)
             head = read_head(os.pread(descriptor, HEAD_BYTES, offset), key=self.key)
             if head is not None and head.sample_id == sample_id:
-                payload = os.pread(descriptor, head.payload_bytes, offset + HEAD_BYTES)
-                if payload_fits(head, payload, key=self.key):
-                    return head, payload
+                payload = load(descriptor, head, offset + HEAD_BYTES)
+                if payload is None or payload_fits(head, payload, key=self.key):
+                    return head, b"" if payload is None else payload
         except (OSError, OverflowError):
             pass
         if (stale := self._segments.pop(number, None)) is not None:  # the file may have been deleted and created again

@@ -125,6 +125,18 @@ class OpenCache:
             self._store(sample_id, stamp, place, parts)
         return parts
 
+    def copy(self, sample_id: int, path: str, room: memoryview) -> int:
+        """Copy the bytes of a sample of one source, in the file `path`, to the beginning of `room`. Count nothing.
+
+        Return their number. If that is more than `room` has, nothing is copied. It is -1 if `read` would read the
+        source.
+        """
+        place = self.folder.place_of(sample_id) if self.folder.table >= 0 else b""
+        stamp = self._stamp([path]) if any(place) else None
+        if stamp is None:
+            return -1
+        return self.folder.copy(sample_id, place, room, stamp=None if self._root is None else stamp)
+
     def used_bytes(self) -> int:
         """Return the size of the cache on disk, or in memory, in bytes, including reserved space."""
         return self.folder.used_bytes()
