@@ -46,9 +46,17 @@ class OneWorker:
         self.work._bulk = None
         return self
 
-    def fill(self, batch: int, first: int, last: int, *, at: Callable[[int], None] | None = None) -> ChunkReport:
-        """Make a chunk of a batch of epoch 0."""
-        cell = memoryview(bytearray(8)).cast("q")
+    def fill(
+        self,
+        batch: int,
+        first: int,
+        last: int,
+        *,
+        at: Callable[[int], None] | None = None,
+        cell: "memoryview[int] | None" = None,
+    ) -> ChunkReport:
+        """Make a chunk of a batch of epoch 0. `cell` holds the sample that the worker says it is at, without `at`."""
+        cell = memoryview(bytearray(8)).cast("q") if cell is None else cell
         report = ChunkReport(
             at=at or (lambda sample: cell.__setitem__(0, sample)),
             sample=cell,
