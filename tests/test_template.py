@@ -54,6 +54,7 @@ def found(folder: Path) -> Any:
     return json.loads((folder / "facts.json").read_text())
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.skipif(not IS_SUPPORTED, reason="the template needs Linux")
 def test_a_copy_has_the_environment_and_descriptors_of_a_new_interpreter(

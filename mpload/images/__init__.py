@@ -7,6 +7,7 @@ limits           Limits: which files are refused
 checks           checks of arguments that several decoders have
 backends         the decoders of JPEGs that are installed: the native module and simplejpeg
 jpeg             decodes JPEG with the native decoder, otherwise with simplejpeg or OpenCV
+pnm              decodes PGM and PPM, of Netpbm
 jpeg_header      reads size and orientation from a JPEG's header
 row_starts       RowStarts: keeps where the rows of a JPEG begin
 arrays           RawArray: samples that are the bytes of an array

@@ -1,12 +1,15 @@
 """Checks of the arguments that several decoders have."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from mpload.errors import ArgumentError
 
-__all__ = ["check_fill", "check_interval", "check_probability", "check_size", "pair", "set_max_pixels"]
+__all__ = ["check_fill", "check_interval", "check_probability", "pair", "set_max_pixels", "set_size"]
 
 
 def pair(size: int | tuple[int, int]) -> tuple[int, int]:
@@ -14,11 +17,18 @@ def pair(size: int | tuple[int, int]) -> tuple[int, int]:
     return (size, size) if isinstance(size, int) else size
 
 
-def check_size(name: str, size: object) -> None:
-    """Raise `ArgumentError` if `size` is neither a positive number nor two of them."""
-    sides = size if isinstance(size, tuple) and len(size) == 2 else (size,)
-    if not all(isinstance(side, int) and side > 0 for side in sides):
-        raise ArgumentError(f"{name} must be a positive number of pixels, or (height, width), got {size!r}")
+def set_size(decoder: Any) -> None:
+    """Make the `size` of a decoder a number or a tuple of two, so that decoders of the same size are equal.
+
+    Raises:
+        ArgumentError: it is neither a positive number nor two of them.
+    """
+    size = decoder.size
+    sides = size if isinstance(size, Sequence) and not isinstance(size, str) and len(size) == 2 else (size,)
+    if not all(isinstance(side, int | np.integer) and side > 0 for side in sides):
+        raise ArgumentError(f"size must be a positive number of pixels, or (height, width), got {size!r}")
+    plain = tuple(map(int, sides))
+    object.__setattr__(decoder, "size", plain if len(plain) == 2 else plain[0])
 
 
 def check_fill(fill: object) -> None:

@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 
 from mpload.errors import ArgumentError, DecodeError
 from mpload.images.backends import Backend, check_backend, jpeg_backend
-from mpload.images.checks import check_interval, check_probability, check_size, pair, set_max_pixels
+from mpload.images.checks import check_interval, check_probability, pair, set_max_pixels, set_size
 from mpload.images.claims import Claim, unclaimed
 from mpload.images.crops import middle_strip, random_crop_box
 from mpload.images.geometry import Geometry, check_rng, decode_as, open_as
@@ -127,7 +127,7 @@ class RandomResizedCrop:
     makes_images: ClassVar[bool] = True
 
     def __post_init__(self, max_pixels: int | None) -> None:
-        check_size("size", self.size)
+        set_size(self)
         check_interval("scale", self.scale)
         check_interval("ratio", self.ratio)
         if self.scale[1] > 1:
@@ -209,7 +209,7 @@ class ResizeCenterCrop:
     makes_images: ClassVar[bool] = True
 
     def __post_init__(self, max_pixels: int | None) -> None:
-        check_size("size", self.size)
+        set_size(self)
         if self.resize is not None and self.resize < max(pair(self.size)):
             raise ArgumentError(
                 f"resize must be at least as long as the crop, got resize={self.resize} for size={self.size}",

@@ -1,9 +1,9 @@
 """Opens one image: finds its format and size, then decodes its pixels.
 
 The size is read from the header and checked against the limits before a pixel is decoded. `mpload.images.jpeg` decodes
-JPEG; OpenCV decodes PNG, WebP, BMP, TIFF and GIF (first frame). The content determines the format, never the file's
-name. Colour profiles (ICC) are ignored. Alpha is dropped (that of a TIFF is blended with black). Of channels with 16
-bits, the upper 8 are used.
+JPEG, and `mpload.images.pnm` binary PGM and PPM; OpenCV decodes PNG, WebP, BMP, TIFF and GIF (first frame). The content
+determines the format, never the file's name. Colour profiles (ICC) are ignored. Alpha is dropped (that of a TIFF is
+blended with black). Of channels with 16 bits, the upper 8 are used; those of PGM and PPM are scaled and rounded.
 """
 
 from dataclasses import dataclass
@@ -19,6 +19,7 @@ from mpload.images.claims import PEAK_PIXEL_BYTES, Claim, unclaimed
 from mpload.images.jpeg import decode_with_opencv, open_jpeg
 from mpload.images.jpeg_header import ImageBytes
 from mpload.images.limits import Limits
+from mpload.images.pnm import pnm_format, pnm_pixels
 from mpload.images.resize import Box, Pixels, View, resize_into
 
 __all__ = ["Image", "TiffTag", "image_format", "is_image", "open_image", "tiff_tags"]
@@ -102,7 +103,9 @@ def open_image(
         return open_jpeg(data, upright=upright, limits=limits, backend=backend, claim=claim)
     if not kind:
         found = f"starts with {bytes(data[:12])!r}" if data else "0 bytes"
-        raise DecodeError(f"not an image: {found}. JPEG, PNG, WebP, BMP, TIFF and GIF are decoded")
+        raise DecodeError(f"not an image: {found}. JPEG, PNG, WebP, BMP, TIFF, GIF, PGM (P5) and PPM (P6) are decoded")
+    if kind in {"PGM", "PPM"}:
+        return _Decoded(pnm_pixels(data, limits=limits, claim=claim), claim)
     width, height = _tiff_size(data) if kind == "TIFF" else imagesize.get(BytesIO(data), exif_rotation=False)
     limits.check_size(kind, height, width, len(data))
     if kind == "PNG":
@@ -152,12 +155,12 @@ def is_image(data: ImageBytes) -> bool:
 
 
 def image_format(data: ImageBytes) -> str:
-    """Return the format of an image by its first bytes: JPEG, PNG, WebP, BMP, TIFF or GIF. Empty if it is none."""
+    """Return JPEG, PNG, WebP, BMP, TIFF, GIF, PGM or PPM, by the first bytes of an image. Empty if it is none."""
     start = bytes(data[:12])
     for signature, name in _SIGNATURES:
         if start.startswith(signature) and (name != "WebP" or start[8:] == b"WEBP"):
             return name
-    return ""
+    return pnm_format(start)
 
 
 class TiffTag(NamedTuple):

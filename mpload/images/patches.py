@@ -7,7 +7,7 @@ import numpy as np
 
 from mpload.errors import ArgumentError
 from mpload.images.backends import Backend, check_backend
-from mpload.images.checks import check_fill, check_probability, check_size, pair, set_max_pixels
+from mpload.images.checks import check_fill, check_probability, pair, set_max_pixels, set_size
 from mpload.images.claims import Claim, unclaimed
 from mpload.images.geometry import Geometry, check_rng, decode_as
 from mpload.images.jpeg_header import ImageBytes
@@ -60,7 +60,7 @@ class RandomCrop:
     resizes: ClassVar[bool] = False
 
     def __post_init__(self, max_pixels: int | None) -> None:
-        check_size("size", self.size)
+        set_size(self)
         check_fill(self.fill)
         check_probability("flip", self.flip)
         check_probability("upside_down", self.upside_down)

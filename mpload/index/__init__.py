@@ -2,6 +2,7 @@
 
 ```
 columns      column types and the cells that they hold: path, span, lmdb, row, int, float, str
+cells        reads the cells of a line by the types of their columns
 text         the text format: header, lines, escapes; plain lists too
 scan         one fast pass over a text for the line offsets, the labels and a digest
 sidecar      writes and checks the sidecar, an Arrow file with the results of a scan

@@ -5,6 +5,7 @@ import os
 import stat
 import threading
 import weakref
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -46,12 +47,23 @@ def open_text(path: Path) -> BinaryIO:
             raise IndexFormatError(f"{path}: is not a regular file, which an index must be. Copy it to a regular file")
         return path.open("rb")
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise IndexNotFoundError(f"There is no index at '{path}'. Make one: mpload index FOLDER -o {path}") from error
+        raise IndexNotFoundError(
+            f"There is no index at '{path}'{_looked_in(path)}. Make one: mpload index FOLDER -o {path}"
+        ) from error
     except OSError as error:
         raise_if_limited(path, error)
         raise StorageError(
             f"{path}: the index cannot be opened: {error.strerror}. Check the permissions of the file and its folders"
         ) from error
+
+
+def _looked_in(path: Path) -> str:
+    """Return the folder that a relative path starts at, for a message."""
+    if path.is_absolute():
+        return ""
+    with suppress(OSError):  # the working directory may have been deleted
+        return f" (looked in {Path.cwd()})"
+    return ""
 
 
 def raise_if_limited(path: Path, error: Exception) -> None:

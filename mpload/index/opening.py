@@ -137,6 +137,7 @@ class _Opening:
 def _open(
     text: Path, source: str, *, allow_outside_root: bool | None, copies: Path | None, progress: Progress | None
 ) -> Index:
+    text = text.absolute()  # workers open the sidecar too, wherever this process has gone meanwhile
     with open_text(text) as file:
         stamp = TextStamp.of(file.fileno())
     changed = IndexChangedError(f"{text}: changed while it was being opened. Open it again")
@@ -146,7 +147,7 @@ def _open(
         if allow_outside_root is None:
             allow_outside_root = header.dialect is not Dialect.NATIVE
         index = Index(
-            path=text.absolute(),
+            path=text,
             header=header,
             layout=layout,
             root=root_at(source, header) if is_url(source) else root_of(Path(source), header),

@@ -19,15 +19,15 @@ comma (`.csv`, quoted or not, with or without a header row) or by the last run o
 import csv
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import BinaryIO
 
 from mpload.errors import ArgumentError, IndexFormatError
+from mpload.index.cells import INTEGER, READERS, WrongTypeError, is_float
 from mpload.index.columns import Cell, Column, ColumnType, format_columns, parse_columns
 from mpload.index.open_file import open_text
-from mpload.storage.ranges import LmdbValue, RowValue, Span
 from mpload.units import KIB, MIB
 
 __all__ = [
@@ -50,7 +50,6 @@ _BOM = b"\xef\xbb\xbf"  # some editors write it at the start of UTF-8 files
 _MAX_DIRECTIVE_BYTES = 16 * MIB  # 20,000 class names take less than 1 MB
 _PARTS_LINE = 2
 
-_INTEGER = re.compile(r"-?\d{1,19}")
 _ESCAPES = str.maketrans({"\t": r"\t", "\n": r"\n", "\r": r"\r", "\\": r"\\"})
 _ESCAPE = re.compile(r"\\(.?)", re.DOTALL)
 _UNESCAPED = {"t": "\t", "n": "\n", "r": "\r", "\\": "\\", "#": "#"}
@@ -170,7 +169,7 @@ def parse_line(header: Header, line: bytes) -> list[Cell]:
 def line_parser(header: Header) -> Callable[[bytes], list[Cell]]:
     """Return `parse_line` bound to one header. It is faster for many lines, as it examines the header only once."""
     split = _SPLIT[header.dialect]
-    columns = [(column, _READ[column.type]) for column in header.columns]
+    columns = [(column, READERS[column.type]) for column in header.columns]
 
     def parse(line: bytes) -> list[Cell]:
         if b"\0" in line:
@@ -183,9 +182,22 @@ def line_parser(header: Header) -> Callable[[bytes], list[Cell]]:
                 f"has {len(texts)} {'cell' if len(texts) == 1 else 'cells'}, where columns "
                 f"'{format_columns(header.columns)}' require {len(columns)}"
             )
-        return [read(column, text) for (column, read), text in zip(columns, texts, strict=True)]
+        try:
+            return [read(column, text) for (column, read), text in zip(columns, texts, strict=True)]
+        except WrongTypeError as error:
+            raise ValueError(f"{error}. {_advice(header, error)}") from error
 
     return parse
+
+
+def _advice(header: Header, wrong: WrongTypeError) -> str:
+    """Return what to do about a cell that does not fit the type of its column."""
+    fitting = [replace(each, type=wrong.fitting) if each == wrong.column else each for each in header.columns]
+    declared = f"Fix the line, or declare {wrong.column.name}:{wrong.fitting}"
+    if header.dialect is Dialect.NATIVE:
+        return f"{declared} in #columns"
+    columns = format_columns(tuple(fitting))
+    return f'{declared} when you make an index: mpload index FILE --columns "{columns}", or build_index(columns=...)'
 
 
 def _read_directives(path: Path, file: BinaryIO, *, may_be_empty: bool) -> Header:
@@ -255,7 +267,7 @@ def _sniff(path: Path, head: bytes, *, joins_lines: bool) -> Header:
     dialect = Dialect.COMMA if is_csv else without_commas
     if dialect is Dialect.BLANKS:
         words = first.rsplit(None, 1)
-        with_label = len(words) == 2 and _INTEGER.fullmatch(words[1].decode("utf-8", "surrogateescape"))
+        with_label = len(words) == 2 and INTEGER.fullmatch(words[1].decode("utf-8", "surrogateescape"))
         columns = parse_columns("image:path label:int" if with_label else "image:path")
         return Header(columns=columns, dialect=dialect, body_bytes=position, num_lines=num_lines)
     split = _SPLIT[dialect]
@@ -291,10 +303,10 @@ def _guess_columns(names: list[str], texts: list[str]) -> tuple[Column, ...]:
     for number, text in enumerate(texts):
         if number == paths[0]:
             types.append(ColumnType.PATH)
-        elif _INTEGER.fullmatch(text):
+        elif INTEGER.fullmatch(text):
             types.append(ColumnType.INT)
         else:
-            types.append(ColumnType.FLOAT if _is_float(text) else ColumnType.STR)
+            types.append(ColumnType.FLOAT if is_float(text) else ColumnType.STR)
     return parse_columns(" ".join(f"{name}:{kind}" for name, kind in zip(names, types, strict=False)))
 
 
@@ -331,51 +343,6 @@ _SPLIT: dict[Dialect, Callable[[Header, bytes], list[str]]] = {
     Dialect.TAB: _split_tab,
     Dialect.COMMA: _split_comma,
     Dialect.BLANKS: _split_blanks,
-}
-
-
-def _read_path(column: Column, text: str) -> str:
-    if not text:
-        raise ValueError(f"cell {column} is empty")
-    return text
-
-
-def _read_int(column: Column, text: str) -> int:
-    if len(text) < 19 and text.isascii() and text.isdigit():  # the common case, and faster than the regular expression
-        return int(text)
-    if not _INTEGER.fullmatch(text) or not -(1 << 63) <= int(text) < 1 << 63:
-        raise ValueError(
-            f"{column.name} {text[:80]!r} is not an integer (column {column}). "
-            f"Fix the line, or declare {column.name}:str in #columns"
-        )
-    return int(text)
-
-
-def _is_float(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return "_" not in text
-
-
-def _read_float(column: Column, text: str) -> float:
-    if not _is_float(text):
-        raise ValueError(
-            f"{column.name} {text[:80]!r} is not a number (column {column}). "
-            f"Fix the line, or declare {column.name}:str in #columns"
-        )
-    return float(text)
-
-
-_READ: dict[ColumnType, Callable[[Column, str], Cell]] = {
-    ColumnType.PATH: _read_path,
-    ColumnType.SPAN: lambda _, text: Span.parse(text),
-    ColumnType.LMDB: lambda _, text: LmdbValue.parse(text),
-    ColumnType.ROW: lambda _, text: RowValue.parse(text),
-    ColumnType.INT: _read_int,
-    ColumnType.FLOAT: _read_float,
-    ColumnType.STR: lambda _, text: text,
 }
 
 

@@ -20,6 +20,7 @@ lmdbs           LMDB data files, as keys
 tfrecords       TFRecord files, as spans
 tables          Arrow files, as spans, and Parquet files, as rows
 hdf5            HDF5 files, as spans
+missing_values  refuses tables in which an image or a number is missing
 table_cells     values of a table as cells of an index
 lists           plain lists, CSV files and existing indexes
 rows            Rows, the result of opening a source: columns, root, cells, and a count of what was left out

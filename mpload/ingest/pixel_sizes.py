@@ -13,6 +13,7 @@ import imagesize  # type: ignore[import-untyped]
 from mpload.errors import ArgumentError, DecodeError, MploadWarning
 from mpload.images.image import open_image
 from mpload.images.jpeg_header import read_header
+from mpload.images.pnm import pnm_format, read_pnm_header
 from mpload.index.columns import Cell, Column, ColumnType
 from mpload.ingest.rows import Rows
 from mpload.ingest.threads import map_in_threads
@@ -108,6 +109,9 @@ def _size_in(head: bytes) -> tuple[int, int] | None:
             return None
         size = header.width, header.height
         return size[::-1] if header.orientation >= _TURNED else size
+    if pnm_format(head):
+        pnm = read_pnm_header(head)
+        return (pnm.width, pnm.height) if pnm.width and pnm.height else None
     if head.startswith(_MAY_BE_TURNED) or b"eXIf" in head or b"EXIF" in head:
         return None
     width, height = imagesize.get(BytesIO(head), exif_rotation=False)

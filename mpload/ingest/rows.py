@@ -29,9 +29,11 @@ __all__ = [
 class Reason(StrEnum):
     """Why something in a source was left out of the index, and which option includes it."""
 
-    LINK = "symbolic links (FolderOptions(follow_links=True) includes them)"
-    HIDDEN = "hidden images or folders, whose names start with '.' (FolderOptions(hidden=True) includes them)"
-    EXTENSION = "files with other extensions (FolderOptions(extensions=...) includes them)"
+    LINK = "symbolic links (FolderOptions(follow_links=True) or --follow-links includes them)"
+    HIDDEN = (
+        "hidden images or folders, whose names start with '.' (FolderOptions(hidden=True) or --hidden includes them)"
+    )
+    EXTENSION = "files with other extensions (FolderOptions(extensions=...) or --extensions includes them)"
     BESIDE_CLASSES = "images beside the class folders (move each into the folder of its class)"
     NO_IMAGE = "values that are not images"
     ALONE = "captions, JSON or arrays with no image of the same key next to them (sort the members: tar --sort=name)"

@@ -24,6 +24,7 @@ import pyarrow.parquet as pq
 
 from mpload.errors import ArgumentError, StorageError
 from mpload.index.columns import Cell, Column, ColumnType
+from mpload.ingest.missing_values import refuse_missing_image, refuse_missing_images, refuse_missing_number
 from mpload.ingest.rows import LeftOut, Reason, Rows, choose_columns, root_and_prefix
 from mpload.ingest.table_cells import cell_type, cells_of
 from mpload.storage.ranges import RowValue, Span
@@ -133,7 +134,7 @@ def open_arrows(
 def open_parquets(
     files: Sequence[str], *, columns: str | None = None, root: str | os.PathLike[str] | None = None
 ) -> Iterator[Rows]:
-    """Open Parquet files in the order given. Their images are not read.
+    """Open Parquet files in the order given. Their images are not read, unless the statistics say that one is missing.
 
     Args:
         files: absolute paths.
@@ -165,6 +166,7 @@ def _rows(
     chosen, numbers = choose_columns(found, columns)
     wanted = layout.chosen(numbers)
     made = [number for number in range(len(found)) if number < layout.num_fixed or number in numbers]
+    images = [image for number, image in enumerate(layout.images) if number in numbers]
     places = [made.index(number) for number in numbers]
     left_out = LeftOut()
     for name in layout.unknown:
@@ -174,8 +176,9 @@ def _rows(
         path = prefix + file[len(parent) :].lstrip("/")
         if _layout(file, parquet=type_ is ColumnType.ROW) != layout:
             raise ArgumentError(f"{printable(file)}: has other columns than {printable(files[0])}. Index it separately")
+        is_parquet = type_ is ColumnType.ROW
         try:
-            for row in (_parquet_cells if type_ is ColumnType.ROW else _arrow_cells)(file, path, wanted):
+            for row in _parquet_cells(file, path, wanted, images) if is_parquet else _arrow_cells(file, path, wanted):
                 yield [row[place] for place in places]
         except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             raise _broken(file, error) from error
@@ -249,13 +252,15 @@ def _arrow_cells(file: str, path: str, layout: _Layout) -> Iterator[list[Cell]]:
                 first += batch.num_rows
 
 
-def _parquet_cells(file: str, path: str, layout: _Layout) -> Iterator[list[Cell]]:
+def _parquet_cells(file: str, path: str, layout: _Layout, images: Sequence[tuple[str, ...]]) -> Iterator[list[Cell]]:
     names = [".".join(image) for image in layout.images]
     others = ([] if layout.label is None else [layout.label]) + [name for name, _ in layout.copied]
     with pq.ParquetFile(file) as table:
         first = 0
         for row_group in range(table.num_row_groups):
             num_rows = table.metadata.row_group(row_group).num_rows
+            for image in images:
+                refuse_missing_images(table, row_group, file, first, image)
             values = (
                 zip(*_values(batch, layout, file, start), strict=True)
                 for start, batch in _slices(table, row_group, others, first)
@@ -282,7 +287,7 @@ def _spans(
     values: Any = batch.column(image[0])
     if len(image) > 1:
         values = values.flatten()[values.type.get_field_index(image[1])]
-    _refuse_null(values, file, first, image[0])
+    refuse_missing_image(values, file, first, image[0])
     values.validate(full=True)
     wide = pa.types.is_large_binary(values.type)
     _, offsets, data = values.buffers()
@@ -301,23 +306,14 @@ def _values(batch: pa.RecordBatch, layout: _Layout, file: str, first: int) -> li
     columns: list[list[Cell]] = []
     if layout.label is not None:
         labels: Any = batch.column(layout.label)
-        _refuse_null(labels, file, first, layout.label)
+        refuse_missing_number(labels, file, first, layout.label)
         columns.append(labels.to_pylist())
     for name, type_ in layout.copied:
         values = batch.column(name)
         if type_ is ColumnType.INT:
-            _refuse_null(values, file, first, name)
+            refuse_missing_number(values, file, first, name)
         columns.append(cells_of(values, type_))
     return columns
-
-
-def _refuse_null(values: Any, file: str, first: int, column: str) -> None:
-    if values.null_count:
-        row = first + values.is_null().to_pylist().index(True)
-        raise ArgumentError(
-            f"{printable(file)}: row {row} has no value in column {column!r}. If images are given as paths of files, "
-            "index these files. Otherwise remove the row, or leave a column of numbers out: columns='image:row'"
-        )
 
 
 def _is_bytes(kind: pa.DataType) -> bool:

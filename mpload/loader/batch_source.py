@@ -8,9 +8,8 @@ from pathlib import Path
 from time import perf_counter_ns
 from typing import Any
 
-from torch.utils.data import default_collate, default_convert
-
 from mpload.errors import TooManyBadSamples, cause_of
+from mpload.loader.default_batches import collate_on_cpu, convert_on_cpu
 from mpload.loader.epochs import Epoch
 from mpload.loader.map_run import MapRun
 from mpload.loader.planned import num_tasks
@@ -63,7 +62,7 @@ class BatchSource:
         """
         self._run = run
         self._converts = is_single and collate_fn is None
-        collate = None if self._converts else collate_fn or default_collate
+        collate = None if self._converts else collate_fn or collate_on_cpu
         self._work = BatchWork(
             dataset=dataset,
             batching=run.batching,
@@ -188,7 +187,7 @@ class BatchSource:
             raise error from origin
 
     def _converted(self, batch: Any) -> Any:
-        return default_convert(batch) if self._converts else batch  # type: ignore[no-untyped-call]
+        return convert_on_cpu(batch) if self._converts else batch
 
     def _describe(self, what: str, cause: str) -> str:
         return f"{what} of {self.name}: {cause}"

@@ -3,7 +3,7 @@
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from torch.utils.data import IterableDataset, get_worker_info
 from typing_extensions import TypeVar
@@ -24,6 +24,7 @@ from mpload.loader.mixing import open_mixture
 from mpload.loader.run_choices import RunChoices
 from mpload.plan.order import OrderChoice, Sequential
 from mpload.plan.plan import Plan, Tail
+from mpload.plan.ranges import plain_integer
 from mpload.plan.topology import Topology
 from mpload.samples.by_source import BySource
 from mpload.samples.cache.choice import PartialCache
@@ -118,6 +119,14 @@ class MPDataset(IterableDataset[Batch]):
 
     if TYPE_CHECKING:  # torch's IterableDataset has a __getitem__, and would pass for a map-style dataset
         __getitem__: None  # type: ignore[assignment]
+    else:
+
+        def __getitem__(self, index: Any, /) -> NoReturn:
+            """Refuse: samples come in the order of the dataset. `random_split` and `Subset` ask by number."""
+            raise TypeError(
+                "an MPDataset is iterated over, not indexed. For a part of the samples, pass an index of them: `mpload "
+                "select`, or a Share or Fold (docs/how-to/select-and-balance.md). open_index(path)[number] is one line"
+            )
 
     def __init__(
         self,
@@ -141,6 +150,7 @@ class MPDataset(IterableDataset[Batch]):
         buckets: Buckets | None = None,
     ) -> None:
         _check_index(index)
+        batch_size, seed = plain_integer(batch_size), plain_integer(seed)
         if batch_size is not None and batch_size < 1:
             raise ArgumentError(f"batch_size must be at least 1, or None for samples, got {batch_size}")
         if not isinstance(decode, Mapping):

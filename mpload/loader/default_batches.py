@@ -4,7 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from torch.utils.data import default_collate
+import torch
+from torch.utils.data import default_collate, default_convert
 from torch.utils.data._utils.collate import collate
 
 from mpload.errors import FAILURES, ArgumentError, cause_of
@@ -14,7 +15,19 @@ from mpload.samples.leaf_arrays import LeafWriter, local_arrays
 from mpload.samples.leaves import NUMBER_TYPES, Leaf, LeafKind, mapped, template_of
 from mpload.transport.ragged import RaggedArray
 
-__all__ = ["batch_of_leaves", "batch_of_samples", "sample_of_leaves"]
+__all__ = ["batch_of_leaves", "batch_of_samples", "collate_on_cpu", "convert_on_cpu", "sample_of_leaves"]
+
+
+def collate_on_cpu(samples: Any) -> Any:
+    """Return what `default_collate` makes of samples, with new tensors on the CPU, whatever the default device is."""
+    with torch.device("cpu"):
+        return default_collate(samples)
+
+
+def convert_on_cpu(sample: Any) -> Any:
+    """Return what `default_convert` makes of a sample, with new tensors on the CPU."""
+    with torch.device("cpu"):
+        return default_convert(sample)  # type: ignore[no-untyped-call]
 
 
 def batch_of_samples(samples: Sequence[Any], *, describe: Callable[[int, str], str]) -> Any:
@@ -28,7 +41,7 @@ def batch_of_samples(samples: Sequence[Any], *, describe: Callable[[int, str], s
         SampleError: they do not fit into one batch. It is also of the class that `default_collate` raises.
     """
     try:
-        return default_collate(list(samples))
+        return collate_on_cpu(list(samples))
     except FAILURES as error:
         place, cause = _misfit(samples) or (0, f"default_collate: {cause_of(error)}")
         raise sample_error(describe(place, cause), error) from error
@@ -64,9 +77,9 @@ def batch_of_leaves(template: Any, arrays: Mapping[str, Any]) -> Any:
             case LeafKind.BYTES:
                 return type(leaves)(value.tobytes() for value in array)
             case LeafKind.NUMBER if array.dtype.names:
-                return default_collate([_number(kind, bits) for kind, bits in array.tolist()])
+                return collate_on_cpu([_number(kind, bits) for kind, bits in array.tolist()])
             case LeafKind.ARRAY if isinstance(array, RaggedArray):
-                return default_collate([tensor_of_leaf(value, leaf) for value in array])
+                return collate_on_cpu([tensor_of_leaf(value, leaf) for value in array])
         return tensor_of_leaf(array, leaf)
 
     return collate([template], collate_fn_map={Leaf: batch_of})

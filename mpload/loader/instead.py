@@ -1,7 +1,7 @@
 """What a DataLoader has and an `MPLoader` does not, and what to use instead."""
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self, SupportsIndex
 
 from mpload.errors import ArgumentError
 
@@ -49,7 +49,23 @@ def _check_attribute(name: str) -> None:
 
 
 class Guarded:
-    """Refuses attributes by which frameworks rebuild a DataLoader, and assignments that would have no effect."""
+    """Refuses attributes by which frameworks rebuild a DataLoader, and assignments that would have no effect.
+
+    It can be copied with `copy.copy` only, as frameworks do. With workers, it refuses to be pickled.
+    """
+
+    def __copy__(self) -> Self:
+        clone = type(self).__new__(type(self))
+        vars(clone).update(vars(self))
+        return clone
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
+        if vars(self).get("_num_workers") != 0:
+            raise TypeError(
+                "an MPLoader with workers cannot be pickled or copied to another process, because it owns processes "
+                "and shared memory. Pass its dataset, and make a loader there"
+            )
+        return super().__reduce_ex__(protocol)
 
     if not TYPE_CHECKING:  # otherwise type checkers would accept any attribute name
 

@@ -5,7 +5,7 @@ from functools import partial
 from importlib import import_module
 from itertools import chain
 from os import PathLike
-from typing import TYPE_CHECKING, Any, Generic, Literal, Self, Unpack, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, Self, Unpack, cast, overload
 
 import numpy as np
 import torch
@@ -29,7 +29,7 @@ from mpload.loader.reweighting import change_weights, stats_by_source, updated_s
 from mpload.loader.source import is_stream, source_of
 from mpload.memory.budget import MemoryBudget
 from mpload.plan.batching import AnyPlan
-from mpload.plan.ranges import MAX_NUM_SAMPLES
+from mpload.plan.ranges import MAX_NUM_SAMPLES, plain_integer
 from mpload.samples.seeded_dataset import MapDataset
 from mpload.telemetry.counting import Telemetry
 from mpload.telemetry.stats import LoaderStats
@@ -153,6 +153,7 @@ class MPLoader(Guarded, Generic[Batch]):
         fallback: Fallback = "local",
         **of_dataset: Unpack[MapArguments],
     ) -> None:
+        num_workers = plain_integer(num_workers)
         if num_workers != "auto" and (type(num_workers) is not int or num_workers < 0):
             raise ArgumentError(f"num_workers must be 'auto' or an integer of at least 0, got {num_workers!r}")
         share = detect_share()
@@ -308,8 +309,7 @@ class MPLoader(Guarded, Generic[Batch]):
     def progress(self) -> Iterator[Batch]:
         """Iterate, and show progress, speed, waiting time and memory in the terminal or notebook."""
         showing = import_module("mpload.telemetry.showing")  # imports rich, which most training scripts do not use
-        batches: Iterator[Batch] = showing.show_progress(self, self.stats)
-        return batches
+        return cast("Iterator[Batch]", showing.show_progress(self, self.stats))
 
     def __repr__(self) -> str:
         return format_facts(f"MPLoader of {self._source.name}", facts_of(self))

@@ -1,13 +1,14 @@
 """How a run reads a map-style dataset, and the position of the run: by an order of ours, or by the user's sampler."""
 
+import warnings
 from collections.abc import Iterator, Mapping, Sized
 from dataclasses import replace
 from typing import Any, Protocol
 
 import cloudpickle  # type: ignore[import-untyped]
-from torch.utils.data import BatchSampler
+from torch.utils.data import BatchSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
-from mpload.errors import StateError
+from mpload.errors import MploadWarning, StateError
 from mpload.loader.changes import Watch
 from mpload.loader.epochs import Epoch, EpochTable
 from mpload.loader.map_options import MapOptions
@@ -217,8 +218,15 @@ class SampledRun:
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch that the next iteration reads, and tell the sampler, if it wants to know."""
         self.epochs.set_number(epoch)
-        inner: Any = getattr(self._sampler, "sampler", None)  # of a BatchSampler
-        for sampler in (self._sampler, inner):
+        self._tell_sampler(epoch)
+
+    @property
+    def _samplers(self) -> tuple[Any, Any]:
+        """The sampler, and the one that a `BatchSampler` has."""
+        return self._sampler, getattr(self._sampler, "sampler", None)
+
+    def _tell_sampler(self, epoch: int) -> None:
+        for sampler in self._samplers:
             if hasattr(sampler, "set_epoch"):
                 sampler.set_epoch(epoch)
 
@@ -234,7 +242,23 @@ class SampledRun:
             StateError: the state is malformed, or belongs to another dataset or sampler.
         """
         num_batches = self.plan_of(self.epochs.next.whole).num_samples
-        self.epochs.set_next(_restored(state_dict, self._fingerprint, order=self._order, num_samples=num_batches))
+        restored = _restored(state_dict, self._fingerprint, order=self._order, num_samples=num_batches)
+        self.epochs.set_next(restored)
+        self._tell_sampler(restored.number)
+        if restored.position and any(_draws_anew(sampler) for sampler in self._samplers):
+            warnings.warn(
+                "the sampler has no generator, so it draws another order than before the checkpoint: the rest of this "
+                "epoch repeats samples and misses others. Pass it a generator with a seed, or use shuffle=True and "
+                "seed= of the MPLoader instead",
+                MploadWarning,
+                stacklevel=3,
+            )
+
+
+def _draws_anew(sampler: Any) -> bool:
+    """Return whether a sampler draws from the global generator of torch, which a checkpoint does not hold."""
+    is_random = isinstance(sampler, RandomSampler | SubsetRandomSampler | WeightedRandomSampler)
+    return is_random and sampler.generator is None
 
 
 def _restored(state_dict: Mapping[str, Any], fingerprint: str, *, order: str, num_samples: int) -> Epoch:

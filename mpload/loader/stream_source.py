@@ -6,10 +6,11 @@ from collections.abc import Iterator, Mapping, Sized
 from dataclasses import replace
 from typing import Any
 
-from torch.utils.data import IterableDataset, default_collate, default_convert
+from torch.utils.data import IterableDataset
 
 from mpload.errors import MploadWarning, StateError
 from mpload.loader.changes import Watch
+from mpload.loader.default_batches import collate_on_cpu, convert_on_cpu
 from mpload.loader.epochs import Epoch, EpochTable
 from mpload.loader.map_options import MapOptions
 from mpload.loader.planned import NO_BATCH
@@ -62,7 +63,7 @@ class StreamSource:
         self._num_workers = num_workers
         self._watch = Watch(dataset, keeps_workers=options.persistent_workers)
         self._converts = options.batch_size is None and options.collate_fn is None
-        self._collate = None if self._converts else options.collate_fn or default_collate
+        self._collate = None if self._converts else options.collate_fn or collate_on_cpu
         self._work = StreamWork(
             dataset=seeded, batch_size=options.batch_size, drop_last=bool(options.drop_last), collate=self._collate
         )
@@ -97,8 +98,10 @@ class StreamSource:
         return True
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch that the next iteration reads. Random numbers depend on it."""
+        """Set the epoch that the next iteration reads, and tell the dataset. Random numbers depend on it."""
         self.epochs.set_number(epoch)
+        if hasattr(self._dataset, "set_epoch"):
+            self._dataset.set_epoch(epoch)
 
     def state_after(self, epoch: Epoch | None, num_batches: int) -> dict[str, Any]:
         """Raise an error: an iterable dataset has no position.
@@ -184,4 +187,4 @@ class StreamSource:
         return None
 
     def _converted(self, batch: Any) -> Any:
-        return default_convert(batch) if self._converts else batch  # type: ignore[no-untyped-call]
+        return convert_on_cpu(batch) if self._converts else batch

@@ -14,7 +14,7 @@ from mpload.images.geometry import Geometry
 from mpload.images.jpeg_header import ImageBytes
 from mpload.images.limits import Limits
 from mpload.samples.keypoints import Keypoints, move_points
-from mpload.samples.objects import Objects, finite, parse_objects, parse_yolo, scale_between, text_of
+from mpload.samples.objects import Objects, finite, is_yolo, parse_objects, parse_yolo, scale_between, text_of
 from mpload.samples.segments import draw_segment
 
 __all__ = ["BoxFormat", "Boxes"]
@@ -135,7 +135,12 @@ class Boxes:
         if self.format == "yolo":
             text = text_of(data)
             return parse_objects(text) if text.lstrip()[:1] in {"[", "{"} else parse_yolo(text)
-        return parse_objects(data)
+        try:
+            return parse_objects(data)
+        except DecodeError as error:
+            if is_yolo(data):
+                raise DecodeError(f'{error}. It looks like a YOLO label file: pass format="yolo" to Boxes') from error
+            raise
 
     def _corners(self, objects: Objects, geometry: Geometry | None) -> NDArray[np.float64]:
         """Return left, top, right and bottom in pixels of the geometry's image, float64 [n, 4]."""

@@ -16,10 +16,10 @@ from mpload.images.many import DecodeMany, EncodedSamples
 from mpload.index.columns import ColumnType
 from mpload.index.lines import Lines
 from mpload.index.mixture_index import MixtureIndex
-from mpload.samples.cache.opened import OpenCache
 from mpload.samples.cached_reads import CachedReader
 from mpload.samples.counts import CACHE_HITS, CACHE_MISSES, DECODE_NS, READ_NS
 from mpload.samples.pipeline import Pipeline
+from mpload.samples.reading import ChunkCache
 from mpload.samples.row_index import RowIndex
 from mpload.storage.local import LocalStorage
 from mpload.storage.many import ManyRanges, ManyRead, ManyReader
@@ -67,7 +67,7 @@ class Reading:
     ahead: ReadAhead
     sources: Sequence[int]
     """Numbers of the columns whose ranges are read ahead, in their order."""
-    cache: OpenCache | None = None
+    cache: ChunkCache | None = None
     maps_shards: bool = False
     _cached: CachedReader | None = field(default=None, init=False)
     """What has read the latest chunk from the cache."""
@@ -76,12 +76,10 @@ class Reading:
     def of(cls, pipeline: Pipeline) -> "Reading | None":
         """Return what reads the files of a pipeline; None if its cache can only be asked for one sample at a time."""
         cache, index = pipeline.cache, pipeline.index
-        if cache is not None and (
-            not isinstance(cache, OpenCache)
-            or len(pipeline.sources) != 1
-            or (isinstance(index, MixtureIndex) and not index.has_one_root)
-        ):
-            return None
+        if cache is not None:
+            has_roots = isinstance(index, MixtureIndex) and not index.has_one_root
+            if not isinstance(cache, ChunkCache) or len(pipeline.sources) != 1 or has_roots:
+                return None
         return cls(storage=pipeline.opened_storage, ahead=pipeline.ahead, sources=tuple(pipeline.sources), cache=cache)
 
     def reads(
@@ -141,8 +139,7 @@ class Reading:
         if self.cache is not None and self._cached is not None:
             num_hits = int(np.count_nonzero(made & self._cached.is_hit))
             num_outside = int(np.count_nonzero(made)) - num_hits
-            self.cache.counts.hits += num_hits
-            self.cache.counts.outside += num_outside
+            self.cache.count(num_hits=num_hits, num_outside=num_outside)
             report.tally.counts[CACHE_HITS] += num_hits
             report.tally.counts[CACHE_MISSES] += num_outside
 

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpload.index.lines import Lines
-from mpload.samples.cache.opened import OpenCache
+from mpload.samples.reading import ChunkCache
 from mpload.storage.many import ManyRead
 from mpload.units import KIB
 
@@ -20,7 +20,7 @@ _ALIGN_BYTES = 64
 class CachedReader:
     """Gets the file or span in one column of each sample of a chunk, if a cache has it.
 
-    A sample is declined if the cache lacks it, or if its entry is not valid. `OpenCache.read` then reads and keeps it.
+    A sample is declined if the cache lacks it, or if its entry is not valid. The cache's `read` is then asked.
 
     Args:
         cache: the cache. Its entries have one source each.
@@ -29,7 +29,7 @@ class CachedReader:
         at: called with the place of each sample in the chunk before its entry is read.
     """
 
-    def __init__(self, cache: OpenCache, lines: Lines, column: int, *, at: Callable[[int], None]) -> None:
+    def __init__(self, cache: ChunkCache, lines: Lines, column: int, *, at: Callable[[int], None]) -> None:
         self._cache = cache
         self._data = lines.data
         self._rows: list[int] = lines.rows.tolist()

@@ -7,6 +7,7 @@ they are cropped and transformed alike.
 
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
@@ -16,6 +17,7 @@ import numpy as np
 from mpload.errors import ArgumentError, DecodeError
 from mpload.images.image import is_image
 from mpload.images.jpeg_header import ImageBytes
+from mpload.images.pnm import pnm_format, read_pnm_header
 
 __all__ = ["PhotographsOnly", "values_of"]
 
@@ -110,6 +112,9 @@ def values_of(data: ImageBytes) -> str | None:
         return "a palette" if int.from_bytes(start[28:30], "little") <= 8 else None
     if start.startswith((b"II*\0", b"MM\0*")):
         return _tiff_values(data, "little" if start[:1] == b"I" else "big")
+    if pnm_format(start) == "PGM":
+        with suppress(DecodeError):  # raised again by the decoder
+            return f"one channel of {8 if read_pnm_header(data).max_value < 256 else 16} bits"
     return None
 
 

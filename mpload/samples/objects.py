@@ -17,6 +17,7 @@ from mpload.images.jpeg_header import ImageBytes
 __all__ = [
     "Objects",
     "finite",
+    "is_yolo",
     "names_of",
     "parse_json",
     "parse_objects",
@@ -255,6 +256,14 @@ def parse_yolo(data: ImageBytes | str) -> Objects:
     if len(polygons) == len(boxes):
         values["segments"] = [[polygon] for polygon in polygons]
     return Objects(boxes=np.array(boxes, np.float64).reshape(-1, 4), values=values)
+
+
+def is_yolo(data: ImageBytes | str) -> bool:
+    """Return whether `parse_yolo` reads objects from `data`."""
+    try:
+        return len(parse_yolo(data).boxes) > 0
+    except DecodeError:
+        return False
 
 
 def scale_between(size: tuple[int, int] | None, geometry: Geometry | None) -> tuple[float, float]:

@@ -103,7 +103,9 @@ def _reduced_tensor(torch: Any, tensor: Any) -> tuple[Any, ...] | None:
     shape = tuple(plain.shape)
     data = np.empty(0, np.uint8)
     if plain.numel():
-        data = plain.contiguous().reshape(-1).view(torch.uint8).numpy()
+        flat = plain.contiguous().reshape(-1)
+        # A single number counts as contiguous, whatever its stride is.
+        data = (flat if plain.numel() > 1 else flat.as_strided((1,), (1,))).view(torch.uint8).numpy()
     own = None if type(tensor) is torch.Tensor else (type(tensor), dict(tensor.__dict__))
     return _tensor, (pickle.PickleBuffer(data.data), tensor.dtype, shape, order, tensor.requires_grad, own)
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from mpload.storage.ranges import ByteRange, LmdbValue, RowValue
 from mpload.storage.remote import RemoteStorage, is_url
 from mpload.storage.roots import SeveralRoots
 
-__all__ = ["SampleCache", "storage_of"]
+__all__ = ["ChunkCache", "SampleCache", "storage_of"]
 
 _NUM_EXAMPLES = 8
 
@@ -33,6 +33,23 @@ class SampleCache(Protocol):
 
     def has(self, sample_id: int) -> bool:
         """Whether the cache has an entry for a sample, so that its sources are unlikely to be read."""
+        ...
+
+
+@runtime_checkable
+class ChunkCache(SampleCache, Protocol):
+    """Can also be asked for the samples of a whole chunk, each of one source."""
+
+    def holds(self, sample_id: int) -> bool:
+        """Whether a sample is one of those that the cache keeps."""
+        ...
+
+    def copy(self, sample_id: int, path: str, room: memoryview) -> int:
+        """Copy the bytes of a sample of one source into `room`, and return their number; -1 if they are not there."""
+        ...
+
+    def count(self, *, num_hits: int, num_outside: int) -> None:
+        """Count samples that were copied, and samples that the cache never keeps."""
         ...
 
 

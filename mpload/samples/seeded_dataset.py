@@ -17,6 +17,7 @@ __all__ = ["MapDataset", "SeededDataset", "kept_generators"]
 _T = TypeVar("_T")
 _SAMPLE, _COLLATE = 2, 4  # streams of a sample's randomness; the pipeline of an index uses 0, 1 and 3
 _MAX_SEED = 1 << 63
+_SEED_STEP = 0x9E37_79B9_7F4A_7C15  # that of splitmix64, so that epochs with seeds of their own do not meet
 
 
 class MapDataset(Protocol):
@@ -45,7 +46,9 @@ class SeededDataset:
     worker_init_fn: Callable[[int], object] | None = None
     """Called in each worker with its number, before any other code of the user."""
     base_seed: int = 0
-    """The seed in `get_worker_info()` is this one plus the worker's number."""
+    """The seed in `get_worker_info()` is this one plus the worker's number, in the first epoch."""
+    _epoch: int = 0
+    """Of an iterable dataset."""
     _worker: int | None = None
     _rng: SampleRng = field(default_factory=lambda: SampleRng(seed=0, epoch=0), repr=False)
 
@@ -77,7 +80,9 @@ class SeededDataset:
             return self._seeded(lambda: collate(samples), seed=seed, epoch=epoch, key=key, stream=_COLLATE)
 
     def begun(self, *, epoch: int, key: int) -> Any:
-        """Return the dataset, to be iterated over with generators seeded once."""
+        """Return the dataset, to be iterated over with generators seeded once, and another seed in each epoch."""
+        self._epoch = epoch
+        self._announce(self._info())
         return self._seeded(lambda: self.dataset, seed=self.base_seed, epoch=epoch, key=key, stream=_SAMPLE)
 
     @contextmanager
@@ -111,7 +116,7 @@ class SeededDataset:
         module = sys.modules.get("torch.utils.data._utils.worker")
         if module is None or self._worker is None:
             return None
-        seed = (self.base_seed + self._worker) % _MAX_SEED
+        seed = (self.base_seed + self._worker + self._epoch * _SEED_STEP) % _MAX_SEED
         return module.WorkerInfo(id=self._worker, num_workers=self.num_workers, seed=seed, dataset=self.dataset)
 
     def _announce(self, info: Any) -> None:

@@ -104,7 +104,7 @@ class ParquetStorage:
             raise StorageError(f"{where} does not exist. {_REBUILD}")
         value = values[item.row]
         if not value.is_valid:
-            raise StorageError(f"{where} has no value in {item.column!r}. {_REBUILD}")
+            raise StorageError(f"{where} has no value in {item.column!r}. {_MISSING}")
         buffer = value.as_buffer()
         if self._max_bytes is not None and buffer.size > self._max_bytes:
             raise StorageError(
@@ -203,4 +203,7 @@ def _errors_named(where: str) -> Iterator[None]:
 
 
 _PER_PROCESS = frozenset({"_pid", "_lock", "_files", "_groups"})
+_MISSING = (
+    "If images are given as paths of files, index these files. Otherwise remove the row, and build the index again"
+)
 _REBUILD = "If the file is a copy, check that it is complete. If it was rewritten, build the index again"

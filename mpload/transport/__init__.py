@@ -16,6 +16,9 @@ zygote    the process from which workers are forked (`python -m mpload.transport
 fresh     a worker in a new process instead of a fork (`python -m mpload.transport.fresh`)
 forking   the zygote as a fork of the parent, where that is safe
 launch    the parent's side of the zygote
+settings  settings of libraries that workers get too
+pickling  pickles the work, with all that a script defines
+shared_tensors  tensors in shared memory stay shared with workers that are no forks
 kernel    Linux system calls and files for processes: parent-death signal, name, OOM score
 limits    readable errors for resources that the system refuses
 crew      the workers of a pool: keeps the wanted number alive, replaces the dead, kills the stuck
@@ -27,5 +30,5 @@ stream    the batches of one iteration, in order
 pool      WorkerPool: joins all of these, delivers in order, retries chunks after a death
 ```
 
-Linux only: it relies on memfd, pidfd and fork. This package knows nothing of images, indexes or torch.
+Linux only: it relies on memfd, pidfd and fork. This package knows nothing of images and indexes.
 """

@@ -2,9 +2,7 @@
 
 import contextlib
 import errno
-import io
 import json
-import marshal
 import os
 import pickle
 import select
@@ -15,19 +13,15 @@ import sys
 import threading
 import time
 import warnings
-from collections import ChainMap
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import CodeType
-from typing import Any, ClassVar
-
-import cloudpickle  # type: ignore[import-untyped]
 
 from mpload.errors import ArgumentError, MploadWarning, WorkerError
 from mpload.transport.forking import JEMALLOC, ForkedProcess, Forks, fork_zygote
 from mpload.transport.limits import os_errors_as_refused, shared_memory
+from mpload.transport.pickling import pickle_work
 from mpload.transport.worker import Work, WorkerSetup
 
 __all__ = [
@@ -37,7 +31,6 @@ __all__ = [
     "ZygoteDiedError",
     "ZygoteProcess",
     "describe_status",
-    "pickle_work",
 ]
 
 _THREAD_LIMITS = (
@@ -214,7 +207,8 @@ class ZygoteProcess:
         """Return whether the work is pickled. Try it now if it is not: the process could be forked, but now cannot."""
         if not self._setup.work:
             with contextlib.suppress(ArgumentError):
-                self._setup = replace(self._setup, work=pickle_work(self._work))
+                work, shared_fds = pickle_work(self._work)
+                self._setup = replace(self._setup, work=work, shared_fds=shared_fds)
         return bool(self._setup.work)
 
     def _write_setup(self) -> None:
@@ -350,31 +344,6 @@ def _interrupts_blocked() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
-
-
-class _Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]
-    """Keeps the file names of functions, which tracebacks of workers need: cloudpickle drops them from 3.1.3 on."""
-
-    dispatch_table: ClassVar[Any] = ChainMap(
-        {CodeType: lambda code: (marshal.loads, (marshal.dumps(code),))}, cloudpickle.CloudPickler.dispatch_table
-    )
-
-
-def pickle_work(work: Work) -> bytes:
-    """Return `work` as bytes that the zygote can unpickle.
-
-    Raises:
-        ArgumentError: it cannot be pickled.
-    """
-    pickled = io.BytesIO()
-    try:
-        _Pickler(pickled).dump(work)
-    except Exception as error:
-        raise ArgumentError(
-            f"workers cannot get a copy of {type(work).__name__}: {type(error).__name__}: {error}. "
-            "Open files and make locks, clients and generators in the worker, on first use"
-        ) from error
-    return pickled.getvalue()
 
 
 def describe_status(status: int) -> str:

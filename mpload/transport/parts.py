@@ -15,9 +15,11 @@ from mpload.transport.board import ParentBoard
 from mpload.transport.chunks import MAX_CHUNKS
 from mpload.transport.forking import Forks, why_not_fork
 from mpload.transport.inbox import Inbox
-from mpload.transport.launch import ZygoteProcess, pickle_work
+from mpload.transport.launch import ZygoteProcess
 from mpload.transport.limits import os_errors_as_refused
+from mpload.transport.pickling import pickle_work
 from mpload.transport.ring import SlotRing
+from mpload.transport.settings import changed_settings
 from mpload.transport.slots import SlotLayout
 from mpload.transport.worker import Work, WorkerSetup
 
@@ -38,7 +40,7 @@ class PoolParts:
         """Make all parts, or none if one fails. The zygote is not started yet."""
         forks = Forks.NEVER if options.starts_fresh else forks
         try:
-            pickled = b"" if forks.applies() else pickle_work(work)
+            pickled, shared_fds = (b"", ()) if forks.applies() else pickle_work(work)
         except ArgumentError as error:
             if forks is Forks.NEVER:
                 raise
@@ -60,6 +62,8 @@ class PoolParts:
                 layout=layout,
                 huge_pages=options.huge_pages,
                 work=pickled,
+                shared_fds=shared_fds,
+                settings=changed_settings(),
                 sys_path=tuple(map(str, sys.path)),
                 python_path=os.environ.get("PYTHONPATH"),
             )

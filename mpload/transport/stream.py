@@ -106,7 +106,8 @@ class Stream(Iterator[FilledBatch]):
 
     def __del__(self) -> None:
         """Cancel them too when the caller breaks out of its loop and drops the stream."""
-        self.close()
+        if hasattr(self, "_is_closed"):  # not if the stream was copied without `__init__`
+            self.close()
 
 
 class LatestStream:

@@ -18,6 +18,7 @@ from mpload.transport.kernel import die_with_parent, limit_heaps, prefer_for_oom
 from mpload.transport.messages import NOTICE, Answer, Failure, Tally, cause_of, details_of
 from mpload.transport.ragged import RaggedArray
 from mpload.transport.ring import SlotArrays, SlotRing, blank
+from mpload.transport.settings import Settings, apply_settings
 from mpload.transport.slots import SlotLayout
 
 __all__ = ["ChunkReport", "FinishingWork", "Work", "WorkerSetup", "Workplace", "report_cannot_open", "run_worker"]
@@ -98,6 +99,9 @@ class WorkerSetup:
     layout: SlotLayout
     huge_pages: bool
     work: bytes
+    shared_fds: tuple[int, ...]
+    """Descriptors of shared memory that the work refers to, by these numbers."""
+    settings: Settings
     sys_path: tuple[str, ...]
     python_path: str | None
     """The user's PYTHONPATH. These processes start with one that also names the folder of mpload."""
@@ -105,7 +109,7 @@ class WorkerSetup:
     @property
     def fds(self) -> tuple[int, ...]:
         """The descriptors that a worker inherits."""
-        return self.ring_fd, self.answers_fd, self.board.board, self.board.tokens
+        return self.ring_fd, self.answers_fd, self.board.board, self.board.tokens, *self.shared_fds
 
     @classmethod
     def read(cls, fd: int) -> "WorkerSetup":
@@ -121,6 +125,7 @@ class WorkerSetup:
         os.environ.pop("PYTHONPATH", None)
         if self.python_path is not None:
             os.environ["PYTHONPATH"] = self.python_path
+        apply_settings(self.settings)
         work: Work = pickle.loads(self.work)  # noqa: S301  from the parent's own memory
         return work
 

@@ -134,6 +134,7 @@ def told_with_a_printing_decoder(command: str, index: Path, *options: str, folde
     return document
 
 
+@pytest.mark.slow
 def test_plan_and_doctor_report_stages_in_the_same_form(index: Path, tmp_path: Path) -> None:
     planned = told("plan", "--batch-size", "8", "--step-time", "0.1", "--iops", "40")
     assert planned["stages"][0] == {"name": "reads", "unit": "reads/s", "need": 80, "have": 40, "share": 0.5}
@@ -169,6 +170,7 @@ sys.exit(3)
     assert facts["limit_bytes"] > 1 << 27
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
 def test_top_prints_one_line_per_interval() -> None:
     with subprocess.Popen([sys.executable, "-c", JOB], stdout=subprocess.PIPE, text=True) as job:
@@ -199,6 +201,7 @@ def test_top_prints_one_line_per_interval() -> None:
         assert worker["memory_bytes"] > 1 << 20
 
 
+@pytest.mark.slow
 def test_benchmarks_are_one_document(index: Path) -> None:
     speeds = told("bench", "decode", index, "--rounds", "1", "--images", "4")
     assert speeds["num_images"] == 4

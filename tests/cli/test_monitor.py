@@ -23,6 +23,7 @@ def drawn_colours(path: Path) -> set[tuple[float, ...]]:
     return {tuple(pixel) for pixel in pixels.reshape(-1, 3).tolist()}
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_a_monitored_command_keeps_its_output_and_exit_code_and_its_memory_is_recorded(tmp_path: Path) -> None:
     program = "import time; kept = bytearray(200 << 20); time.sleep(3); print('done'); raise SystemExit(7)"

@@ -224,6 +224,7 @@ def test_large_answer_in_small_pieces_is_received_and_its_early_end_noticed_at_o
             received(connection)
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.skipif(sys.platform != "linux", reason="worker pools need Linux")
 def test_connections_are_encrypted_and_certificates_checked(tmp_path: Path) -> None:

@@ -111,6 +111,7 @@ def test_without_a_dtype_images_stay_unchanged() -> None:
         assert images.stride() == images_of(number).stride()
 
 
+@pytest.mark.slow
 @settings(max_examples=200)
 @given(
     seed=st.integers(0, 10_000),

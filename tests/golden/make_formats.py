@@ -66,6 +66,12 @@ def make_files() -> dict[str, bytes]:
         "tiff_plain.tiff": encode(rgb, "TIFF"),
         "tiff_lzw.tiff": encode(rgb, "TIFF", compression="tiff_lzw"),
         "tiff_gray.tiff": encode(gray, "TIFF", compression="tiff_adobe_deflate"),
+        "pgm_gray.pgm": encode(gray, "PPM"),
+        "ppm.ppm": encode(rgb, "PPM"),
+        "ppm_comments.ppm": b"P6 # a comment\n#another\r\n56\t\v40 #\n255\f" + pixels.tobytes(),
+        "ppm_maximum_100.ppm": b"P6\n56 40\n100\n" + (pixels.astype(int) * 100 // 255).astype(np.uint8).tobytes(),
+        "ppm_16bit.ppm": b"P6\n56 40\n65535\n" + deep.astype(">u2").tobytes(),
+        "ppm_truncated.ppm": encode(rgb, "PPM")[:-1],
         "gif.gif": encode(palette, "GIF"),
         "gif_animated.gif": encode(palette, "GIF", save_all=True, append_images=[palette.rotate(180)]),
     }

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +19,9 @@ from mpload.images.decoders import ImageDecoder, RandomResizedCrop, RawBytes, Re
 from mpload.images.image import open_image
 from mpload.images.jpeg import _rgb_from_cmyk
 from mpload.images.jpeg_header import libjpeg_header, read_header
+from mpload.images.letterbox import Letterbox
 from mpload.images.limits import Limits
+from mpload.images.patches import RandomCrop
 from mpload.index.opening import open_index
 from mpload.samples.pipeline import Pipeline
 from mpload.samples.policy import ErrorPolicy
@@ -248,7 +251,7 @@ def test_decoders_with_a_fixed_output_declare_its_shape() -> None:
     [
         (lambda: RandomResizedCrop(0), "size must be a positive number of pixels, or .height, width., got 0"),
         (lambda: RandomResizedCrop((2, -1)), "size must be"),
-        (lambda: RandomResizedCrop([2, 2]), "size must be"),  # type: ignore[arg-type]
+        (lambda: RandomResizedCrop([2, 2, 2]), "size must be"),  # type: ignore[arg-type]
         (lambda: RandomResizedCrop(2, scale=(0.5, 0.1)), "scale must be two positive numbers, the smaller first"),
         (lambda: RandomResizedCrop(2, scale=(0.5, 1.5)), "must not exceed 1"),
         (lambda: RandomResizedCrop(2, ratio=(0.0, 1.0)), "ratio must be"),
@@ -262,3 +265,13 @@ def test_decoders_with_a_fixed_output_declare_its_shape() -> None:
 def test_invalid_arguments_of_decoders_are_refused(build: object, message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         build()  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("kind", [RandomResizedCrop, ResizeCenterCrop, Letterbox, RandomCrop])
+def test_sizes_from_yaml_json_or_numpy_make_the_same_decoder(kind: Any) -> None:
+    assert kind([16, np.int64(24)]) == kind((16, 24))
+    assert repr(kind([16, np.int64(24)])) == repr(kind((16, 24)))
+    assert repr(kind(np.int32(16))) == repr(kind(16))
+    for wrong in ([16], [16, 0], "16", [1, 2, 3], 1.5, ["a", "b"]):
+        with pytest.raises(ArgumentError, match="size must be a positive number of pixels"):
+            kind(wrong)

@@ -181,6 +181,7 @@ def test_plain_headers_are_not_declined(parts: NativeParts, jpegs: list[bytes]) 
         assert parts.header(data) == expected
 
 
+@pytest.mark.slow
 @settings(max_examples=1000, deadline=None)
 @given(tiff=st.binary(max_size=80), order=st.sampled_from([b"II", b"MM", b""]), cut=st.integers(0, 40))
 def test_any_exif_data_gives_the_orientation_that_python_finds(

@@ -84,6 +84,7 @@ def scaled(data: st.DataObject, geometry: Geometry) -> tuple[int, int]:
     return height, width
 
 
+@pytest.mark.slow
 @given(st.data(), geometries(), st.sampled_from(["int64", "uint8", "float32"]))
 def test_a_mask_of_any_size_has_no_value_that_its_file_does_not_have(
     data: st.DataObject, geometry: Geometry, dtype: str

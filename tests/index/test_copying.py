@@ -171,6 +171,7 @@ def test_a_sidecar_that_does_not_fit_is_built_from_the_copy(folder: Path, server
     assert (copy.fingerprint, set(copy.labels[:].tolist())) == (fingerprint, {0, 1})
 
 
+@pytest.mark.slow
 def test_without_its_server_the_copy_is_used_with_a_warning_and_without_a_copy_that_is_an_outage(
     folder: Path, server: Server
 ) -> None:
@@ -184,6 +185,7 @@ def test_without_its_server_the_copy_is_used_with_a_warning_and_without_a_copy_t
         open_index(other, storage=LIMITS)
 
 
+@pytest.mark.slow
 def test_a_killed_process_leaves_no_child_and_nothing_wrong(folder: Path) -> None:
     text = (folder / "train.txt").read_bytes()
     (folder / "train.txt").write_bytes(
@@ -265,6 +267,7 @@ def test_a_relative_root_is_relative_to_the_url(url: str, root: str | None, want
     assert root_at(url, Header(columns=parse_columns("image:path"), root=root)) == wanted
 
 
+@pytest.mark.slow
 def test_indexes_at_urls_are_merged_with_local_ones(folder: Path, server: Server, tmp_path: Path) -> None:
     for number in range(2):
         (folder / f"part{number}").mkdir()
@@ -317,6 +320,7 @@ def parts_of(folder: Path) -> Path:
     return list_parts([half.path for half in halves], folder / "list.txt")
 
 
+@pytest.mark.slow
 def test_parts_at_urls_are_copied_once_and_read_as_the_local_ones(folder: Path, server: Server) -> None:
     local = open_index(parts_of(folder))
     for _ in range(2):
@@ -332,6 +336,7 @@ def test_parts_at_urls_are_copied_once_and_read_as_the_local_ones(folder: Path, 
         open_index(f"{server.url}/list.txt")
 
 
+@pytest.mark.slow
 def test_parts_whose_samples_are_not_listed_are_copied_again_when_they_have_changed(
     folder: Path, server: Server
 ) -> None:

@@ -63,6 +63,15 @@ def test_a_missing_index_is_one_error_that_says_how_to_make_one(
     assert str(caught.value) == f"There is no index at '{path}'. Make one: mpload index FOLDER -o {path}"
 
 
+def test_the_error_of_a_relative_path_says_where_it_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(IndexNotFoundError) as caught:
+        mpload.open_index("a/b.txt")
+    assert str(caught.value) == (
+        f"There is no index at 'a/b.txt' (looked in {tmp_path}). Make one: mpload index FOLDER -o a/b.txt"
+    )
+
+
 @every_opener
 def test_a_folder_is_refused_with_the_command_that_indexes_it(tmp_path: Path, opener: Callable[[Path], object]) -> None:
     folder = tmp_path / "photos"

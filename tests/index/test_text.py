@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpload import open_index
+from mpload import build_index, open_index
 from mpload.errors import ArgumentError, IndexFormatError
 from mpload.index.columns import Column, ColumnType, format_columns, parse_columns
 from mpload.index.scan import Scan, _scan_fast
@@ -246,7 +246,8 @@ BROKEN = [
     (b"a\\x.jpg\t1\n", r":3: '\\\\x' is not an escape"),
     (b"\t1\n", r":3: cell image:path is empty"),
     (b"a.jpg\t99999999999999999999\n", r":3: label '99999999999999999999' is not an integer"),
-    (b"a.jpg\t1_0\n", r":3: label '1_0' is not an integer"),
+    (b"a.jpg\t1_0\n", r":3: label '1_0' is not an integer.*label:str in #columns"),
+    (b"a.jpg\t1\nb.jpg\t0.5\n", r":4: label '0.5' is not an integer.*or declare label:float in #columns$"),
     (b"x" * 2**20 + b"\t1\n", r":3: is longer than 262144 bytes"),
     (b"a.jpg\t1\n" + b"x" * 2**20, r":4: is longer than 262144 bytes"),
     (b"a.jpg\t1\nb.jpg\t2\n", r":5: label 2 is beyond the 2 names in #classes\. Fix the line, or name every class"),
@@ -267,6 +268,29 @@ def test_the_error_of_a_broken_line_gives_its_number_and_the_rule(tmp_path: Path
     with pytest.raises(IndexFormatError, match=message):
         open_index(path)
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "declared", "columns"),
+    [
+        ("a.csv", "image,score\na.jpg,1\nb.jpg,0.5\n", "score:float", "image:path score:float"),
+        ("a.csv", "image,label,x\na.jpg,1,2\nb.jpg,cat,3\n", "label:str", "image:path label:str x:int"),
+        ("a.csv", "image,x\na.jpg,0.5\nb.jpg,cat\n", "x:str", "image:path x:str"),
+        ("a.csv", f"image,x\na.jpg,1\nb.jpg,{2**64}\n", "x:str", "image:path x:str"),  # a float would round it
+        ("a.tsv", "a.jpg\t1\nb.jpg\t1e3\n", "label:float", "image:path label:float"),
+        ("a.txt", "a.jpg 1\nb.jpg nan\n", "label:float", "image:path label:float"),
+    ],
+)
+def test_the_error_of_a_list_declares_the_type_that_fits_in_the_way_that_works_for_lists(
+    tmp_path: Path, name: str, text: str, declared: str, columns: str
+) -> None:
+    path = tmp_path / name
+    path.write_text(text)
+    with pytest.raises(IndexFormatError, match=f'or declare {declared} when .* --columns "{columns}"'):
+        open_index(path)
+    with pytest.raises(IndexFormatError, match=f'or declare {declared} when .* --columns "{columns}"'):
+        build_index(path, tmp_path / "made.txt")
+    assert len(open_index(build_index(path, tmp_path / "made.txt", columns=columns))) == 2
 
 
 def test_a_negative_label_needs_no_class(tmp_path: Path) -> None:

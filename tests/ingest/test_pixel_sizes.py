@@ -29,9 +29,11 @@ def test_sizes_are_those_of_the_decoded_images(tmp_path: Path) -> None:
     exif[0x0112] = 6
     for name in ("turned.png", "turned.webp", "turned.jpg", "turned.tiff"):
         image.save(folder / name, exif=exif)
+    (folder / "comment.ppm").write_bytes(b"P6 # 7 8\n60 40 255 " + bytes(3 * 40 * 60))
+    (folder / "nonsense.pgm").write_bytes(b"P5 1.5 3 3 " + bytes(100))
     image.save(folder / "late.jpg", icc_profile=bytes(200_000))  # the frame comes after 200 kB of other segments
     image.save(folder / "progressive.jpg", progressive=True, exif=exif)
-    with pytest.warns(MploadWarning, match="2 images could not be read"), pytest.warns(match="gif"):
+    with pytest.warns(MploadWarning, match="3 images could not be read"), pytest.warns(match="gif"):
         build_index(folder, tmp_path / "all.txt", columns="image:path", with_image_sizes=True, num_workers=2)
     found = sizes(tmp_path / "all.txt")
     num_checked = 0
@@ -42,6 +44,7 @@ def test_sizes_are_those_of_the_decoded_images(tmp_path: Path) -> None:
             num_checked += 1
     assert num_checked > 25
     assert found["turned.jpg"] == (40, 60)
+    assert (found["comment.ppm"], found["nonsense.pgm"]) == ((60, 40), (0, 0))
     assert found["truncated.jpg"] == (300, 200)  # its header is complete
 
 

@@ -90,9 +90,10 @@ def test_a_warning_counts_what_was_left_out(tmp_path: Path) -> None:
     assert len(warned) == 1
     assert warned[0].filename == __file__
     message = str(warned[0].message)
-    assert "2 symbolic links (FolderOptions(follow_links=True)" in message
+    assert "2 symbolic links (FolderOptions(follow_links=True) or --follow-links includes them)" in message
     assert "2 hidden images or folders" in message
-    assert "2 files with other extensions" in message
+    assert "(FolderOptions(hidden=True) or --hidden includes them)" in message
+    assert "2 files with other extensions (FolderOptions(extensions=...) or --extensions includes them)" in message
     assert "1 images beside the class folders" in message
     assert "1 names of images that are not regular files" in message
 

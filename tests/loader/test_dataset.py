@@ -168,6 +168,7 @@ def test_as_dict_yields_dicts_keyed_by_column_name(folder: Path, batch_size: int
         assert np.array_equal(named["label"], values[1])
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_a_dataset_can_be_created_in_a_process_forked_after_openmp_started_threads(folder: Path) -> None:
     index = numbers_index(folder, 10)

@@ -349,6 +349,7 @@ with MPLoader(dataset, num_workers=1) as loader:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_a_worker_killed_for_lack_of_memory_is_replaced_and_the_cause_is_reported(
     container: Container, tmp_path: Path

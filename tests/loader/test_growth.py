@@ -58,6 +58,7 @@ class Job:
         return states[0]
 
 
+@pytest.mark.slow
 @settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     lengths=st.lists(st.integers(2, 60), min_size=3, max_size=3, unique=True).map(sorted),

@@ -1,6 +1,8 @@
 """Arguments of an MPLoader: errors name the wrong ones, and a memory budget bounds the slots."""
 
+import copy
 import inspect
+import pickle
 import re
 import sys
 import threading
@@ -10,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, random_split
 
 from mpload import (
     MPDataset,
@@ -115,3 +117,31 @@ def test_a_budget_bounds_the_slots(photos: Path) -> None:
         assert loader._pool is not None
         assert loader._pool.ring.num_slots == 5
         assert len(list(loader)) == len(dataset)
+
+
+@pytest.mark.processes
+def test_a_loader_with_workers_is_not_copied_and_one_without_is() -> None:
+    dataset: Any = [1, 2, 3]
+    with MPLoader(dataset, num_workers=1) as loader:
+        for attempt in (pickle.dumps, copy.deepcopy):
+            with pytest.raises(TypeError, match="Pass its dataset, and make a loader there"):
+                attempt(loader)
+        assert copy.copy(loader).num_workers == 1
+    with MPLoader(dataset, num_workers=0) as loader:
+        assert str(list(pickle.loads(pickle.dumps(loader)))) == str(list(loader))
+
+
+def test_numbers_of_numpy_are_numbers(folder: Path) -> None:
+    plain = numbers(folder, 20, batch_size=4, seed=3)
+    of_numpy: Any = {"batch_size": np.int64(4), "seed": np.int32(3)}
+    same = numbers(folder, 20, **of_numpy)
+    assert same.state_dict() == plain.state_dict()
+    none: Any = np.int64(0)
+    with MPLoader(same, num_workers=none) as loader:
+        assert loader.num_workers == 0
+
+
+def test_an_mpdataset_that_is_asked_for_a_sample_by_number_names_what_to_use_instead(folder: Path) -> None:
+    part, _ = random_split(numbers(folder, 20), [0.5, 0.5])
+    with pytest.raises(TypeError, match="pass an index of them: `mpload select`"):
+        part[0]

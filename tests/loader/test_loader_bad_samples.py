@@ -41,6 +41,7 @@ def killing_dataset(folder: Path, **options: Any) -> MPDataset:
     return dataset
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_a_sample_that_kills_workers_is_handled_by_the_error_policy(folder: Path, tmp_path: Path) -> None:
     with (

@@ -110,6 +110,7 @@ def test_images_have_the_shape_of_their_bucket(tmp_path: Path) -> None:
     assert found == [comparable(batch) for batch in dataset()]
 
 
+@pytest.mark.slow
 def test_batches_larger_than_a_request(folder: Path) -> None:
     def dataset() -> MPDataset[Any]:
         return numbers(folder, 20_000, batch_size=20_000)

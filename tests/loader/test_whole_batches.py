@@ -4,6 +4,7 @@ import errno
 import json
 import pickle
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch.utils.data import BatchSampler, DataLoader, RandomSampler, WeightedRandomSampler
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
+from torch.utils.data.distributed import DistributedSampler
 
 from mpload import ErrorPolicy, MPLoader, MploadWarning, Topology, WorkerError
 from mpload.errors import ArgumentError, SampleError, StateError, TooManyBadSamples
@@ -344,3 +346,37 @@ def test_too_many_bad_samples_end_the_epoch(tmp_path: Path, workers: dict[str, A
         list(loader)
     with pytest.raises(ArgumentError, match="on_error='skip' makes batches shorter"):
         MPLoader(Broken(), batch_size=None, on_error="skip", num_workers=0)
+
+
+def test_a_restored_run_tells_its_sampler_the_epoch() -> None:
+    dataset: Any = [*range(20)]
+
+    def loader() -> MPLoader[Any]:
+        sampler: Any = DistributedSampler(dataset, num_replicas=2, rank=1, seed=3)
+        return MPLoader(dataset, sampler=sampler, batch_size=2, collate_fn=as_list, num_workers=0)
+
+    with loader() as first:
+        list(first)
+        first.set_epoch(1)
+        batches = iter(first)
+        received = [next(batches), next(batches)]
+        state, rest = first.state_dict(), list(batches)
+    with loader() as resumed:
+        resumed.load_state_dict(state)
+        assert list(resumed) == rest
+    assert len(received + rest) == 5
+
+
+@pytest.mark.parametrize("kind", [RandomSampler, SubsetRandomSampler, partial(WeightedRandomSampler, num_samples=20)])
+def test_a_restored_run_warns_of_a_sampler_that_draws_another_order(kind: Any) -> None:
+    dataset = [1] * 20
+    with MPLoader(dataset, sampler=kind(dataset), batch_size=2, num_workers=0) as loader:
+        before = loader.state_dict()
+        next(iter(loader))
+        with pytest.warns(MploadWarning, match="draws another order than before the checkpoint"):
+            loader.load_state_dict(loader.state_dict())
+        loader.load_state_dict(before)
+    seeded = kind(dataset, generator=torch.Generator().manual_seed(0))
+    with MPLoader(dataset, sampler=seeded, batch_size=2, num_workers=0) as loader:
+        next(iter(loader))
+        loader.load_state_dict(loader.state_dict())

@@ -91,6 +91,7 @@ def test_many_turns_that_cross_each_boundary_leave_room_for_all_others() -> None
             assert (abs(counts * shares.total - wanted) < shares.total).all()
 
 
+@pytest.mark.slow
 @given(parts=_PARTS, block=st.integers(0, 10**9))
 @pytest.mark.skipif(shares_module.NATIVE is None, reason="the native module was not built")
 def test_blocks_do_not_depend_on_the_native_module(parts: list[int], block: int) -> None:

@@ -116,6 +116,18 @@ def test_all_formats_describe_the_same_boxes(geometry: Geometry, boxes: NDArray[
         assert set(Boxes("yolo")(texts["yolo"], geometry)["labels"].tolist()) <= {7}
 
 
+@pytest.mark.parametrize("text", ["0 0.5 0.5 0.2 0.2\n", "\n3 0.1 0.1 0.9 0.1 0.5 0.9\n1 .5 .5 .5 .5"])
+def test_lines_of_a_yolo_file_without_its_format_are_an_error_that_names_it(text: str) -> None:
+    for data in (text, text.encode()):
+        with pytest.raises(DecodeError, match=r'^not JSON: .*a YOLO label file: pass format="yolo" to Boxes$'):
+            Boxes("xywh")(data, CROP)
+        assert len(Boxes("yolo", min_side=0)(data, PLAIN)["boxes"]) == text.strip().count("\n") + 1
+    for other in ("0 0.5 0.5 0.2\n", "a dog", "", '[["x"]]'):
+        with pytest.raises(DecodeError) as caught:
+            Boxes()(other)
+        assert "YOLO" not in str(caught.value)
+
+
 @pytest.mark.parametrize(
     "objects",
     [

@@ -56,6 +56,7 @@ def dataset(text: Path, *, batch_size: int = NUM_FILES, **options: Any) -> MPDat
     return MPDataset(text, decode=RawBytes(), batch_size=batch_size, topology=Topology(), **options)
 
 
+@pytest.mark.slow
 def test_a_file_that_hangs_is_found_by_the_sample_that_the_native_call_had_reached(
     hanging: Path, tmp_path: Path
 ) -> None:

@@ -48,6 +48,7 @@ PHOTOGRAPHS = {
     "bmp": encoded(PHOTOGRAPH, "BMP"),
     "webp": encoded(PHOTOGRAPH, "WEBP"),
     "tif": encoded(PHOTOGRAPH, "TIFF"),
+    "ppm": encoded(PHOTOGRAPH, "PPM"),
 }
 MASKS = {
     "png": encoded(IDS, "PNG"),
@@ -60,6 +61,8 @@ MASKS = {
     "packed tif": encoded(IDS, "TIFF", compression="tiff_lzw"),
     "palette tif": palette(IDS, "TIFF"),
     "16 bits tif": encoded(IDS.astype(np.uint16), "TIFF"),
+    "pgm": encoded(IDS, "PPM"),
+    "16 bits pgm": encoded(IDS.astype(np.uint16) * 1000, "PPM"),
 }
 
 

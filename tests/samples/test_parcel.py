@@ -122,3 +122,10 @@ def test_arrays_are_views_of_the_parcel_and_are_not_pickled() -> None:
 def test_a_tensor_with_a_graph_is_refused() -> None:
     with pytest.raises(ArgumentError, match=r"a tensor of shape \[2\] requires grad, .* Call detach"):
         parcel({"x": torch.ones(2, requires_grad=True) * 2})
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int16, torch.complex64, torch.bool])
+def test_a_single_number_of_a_larger_tensor_has_any_stride(dtype: torch.dtype) -> None:
+    table = torch.arange(15).reshape(3, 5).to(dtype)
+    for tensor in (table[1:2, 2], table[None, 2, 3], table[1:2, 2:3], torch.ones((), dtype=dtype).expand(1)):
+        assert torch.equal(unpack(parcel(tensor)), tensor)

@@ -141,6 +141,7 @@ def _asking_without_reading(address: str, *, num_clients: int) -> Iterator[None]
         yield
 
 
+@pytest.mark.slow
 def test_clients_that_never_read_what_needs_no_token_are_cut_off_once(dataset: Callable[[], MPDataset[Any]]) -> None:
     num_clients = 4
     with asked(dataset, limits=ServerLimits(client_seconds=1.0)) as asker:
@@ -154,6 +155,7 @@ def test_clients_that_never_read_what_needs_no_token_are_cut_off_once(dataset: C
             assert asker.metric("cut_off_total") == num_clients
 
 
+@pytest.mark.slow
 def test_clients_that_never_read_do_not_delay_the_stop(
     dataset: Callable[[], MPDataset[Any]], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -244,6 +246,7 @@ def test_a_body_that_never_ends_is_refused(dataset: Callable[[], MPDataset[Any]]
         assert asker.connection.getresponse().status == 408
 
 
+@pytest.mark.slow
 def test_kept_samples_stay_within_the_memory_of_the_server(tmp_path: Path) -> None:
     def dataset() -> MPDataset[Any]:
         return MPDataset(numbers_index(tmp_path, 100), decode=large_number, batch_size=4, topology=Topology())

@@ -45,6 +45,7 @@ def served(dataset: Callable[[], MPDataset[Any]], *, epochs: int = 1, **options:
         return [comparable(batch) for _ in range(epochs) for batch in asker.batches()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [

@@ -65,10 +65,11 @@ def test_images_and_labels_under_the_same_key_are_samples(tmp_path: Path, subdir
 
 @pytest.mark.processes
 def test_values_that_are_images_are_samples_even_if_their_keys_have_no_extension(tmp_path: Path) -> None:
-    make_lmdb(tmp_path / "a", {b"0001": image(1), b"0002": PNG, b"\xff\x00@%/x": image(3), b"num-samples": b"3"})
-    with pytest.warns(MploadWarning, match="1 values that are not images"):
+    others = {b"0003": b"P6\n1 1 255 abc", b"num-samples": b"3", b"text": b"P6 is a model"}
+    make_lmdb(tmp_path / "a", {b"0001": image(1), b"0002": PNG, b"\xff\x00@%/x": image(3), **others})
+    with pytest.warns(MploadWarning, match="2 values that are not images"):
         made = build_index(tmp_path / "a", tmp_path / "a.txt")
-    assert samples(made) == [image(1), PNG, image(3)]
+    assert samples(made) == [image(1), PNG, others[b"0003"], image(3)]
 
 
 @pytest.mark.processes

@@ -91,13 +91,57 @@ def test_a_row_without_an_image_or_a_label_is_an_error_that_names_it(tmp_path: P
     write_arrow(tmp_path / "a.arrow", no_image)
     with pytest.raises(ArgumentError, match=r"row 1 has no value in column 'image'\. If images are given as paths"):
         build_index(tmp_path / "a.arrow", tmp_path / "x.txt")
-    pq.write_table(no_image, tmp_path / "a.parquet")
-    made = build_index(tmp_path / "a.parquet", tmp_path / "x.txt")
-    with pytest.raises(MploadError, match=r"row 1 of row group 0 has no value in 'image\.bytes'"):
-        samples(made)
     pq.write_table(pa.table({"image": [image(1), image(2)], "label": [1, None]}), tmp_path / "b.parquet")
     with pytest.raises(ArgumentError, match=r"row 1 has no value in column 'label'"):
         build_index(tmp_path / "b.parquet", tmp_path / "x.txt")
+
+
+def with_paths(*are_paths: bool) -> pa.Table:
+    """Return a table in which some images are given as paths, as Hugging Face does."""
+    values = [{"bytes": None if is_path else b"\xff\xd8" * 50_000, "path": "a.jpg"} for is_path in are_paths]
+    kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    return pa.table({"image": pa.array(values, kind), "view": [b"x"] * len(values)})
+
+
+@pytest.mark.parametrize("has_statistics", [True, False])
+def test_images_that_are_paths_are_an_error_when_the_table_is_indexed(tmp_path: Path, has_statistics: bool) -> None:
+    table = with_paths(True, True, True)
+    pq.write_table(table, tmp_path / "a.parquet", row_group_size=2, write_statistics=has_statistics)
+    with pytest.raises(ArgumentError, match=r"a\.parquet: row 0 has no value in column 'image'.* mpload index FOLDER"):
+        build_index(tmp_path / "a.parquet", tmp_path / "x.txt")
+    made = build_index(tmp_path / "a.parquet", tmp_path / "x.txt", columns="view:row")  # the other column is whole
+    assert samples(made) == [b"x"] * 3
+
+
+def test_the_first_row_without_an_image_is_named_and_no_image_is_read_of_whole_row_groups(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    groups: list[list[int]] = []
+    read = pq.ParquetFile.iter_batches
+
+    def noted(self: pq.ParquetFile, *args: Any, **options: Any) -> Any:
+        groups.append(options["row_groups"])
+        return read(self, *args, **options)
+
+    monkeypatch.setattr(pq.ParquetFile, "iter_batches", noted)
+    are_paths = [False] * 150
+    pq.write_table(with_paths(*are_paths), tmp_path / "a.parquet", row_group_size=70)
+    build_index(tmp_path / "a.parquet", tmp_path / "x.txt")
+    assert not groups
+    are_paths[137] = True
+    pq.write_table(with_paths(*are_paths), tmp_path / "a.parquet", row_group_size=70)
+    with pytest.raises(ArgumentError, match="row 137 has no value in column 'image'"):
+        build_index(tmp_path / "a.parquet", tmp_path / "x.txt")
+    assert groups == [[1]]
+
+
+def test_a_missing_image_of_a_table_without_statistics_is_an_error_when_it_is_read(tmp_path: Path) -> None:
+    pq.write_table(with_paths(False, True), tmp_path / "a.parquet", write_statistics=False, compression="none")
+    made = build_index(tmp_path / "a.parquet", tmp_path / "x.txt")
+    with pytest.raises(
+        MploadError, match=r"row 1 of row group 0 has no value in 'image\.bytes'\. If images .* paths of files, index"
+    ):
+        samples(made)
 
 
 def test_tables_with_different_columns_are_refused(tmp_path: Path) -> None:
@@ -133,6 +177,7 @@ def test_truncated_files_are_errors(tmp_path: Path, name: str) -> None:
             samples(build_index(broken, tmp_path / "x.txt"))
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_files_with_flipped_bytes_are_read_or_errors_and_never_kill_the_process(tmp_path: Path) -> None:
     script = (

@@ -276,6 +276,7 @@ def test_workers_read_the_same_from_a_bucket_as_from_the_folder(s3: S3, photos: 
     assert batches(remote) == batches(build_index(photos, tmp_path / "local.txt"))
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_forked_workers_of_a_stock_data_loader_read_a_bucket_after_its_index_was_opened(
     s3: S3, photos: Path, tmp_path: Path

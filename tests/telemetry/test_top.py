@@ -48,6 +48,7 @@ def job() -> Iterator[subprocess.Popen[str]]:
         process.communicate()
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_top_shows_each_worker_of_a_running_job_and_a_killed_job_leaves_nothing(job: subprocess.Popen[str]) -> None:
     done = mpload("top", str(job.pid), "--once", "--interval", "2", COLUMNS="200")
@@ -92,6 +93,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.parametrize(("num_sources", "more"), [(2, ""), (10, "and 2 sources more")])
 def test_top_shows_the_largest_sources_of_a_mixture(tmp_path: Path, num_sources: int, more: str) -> None:
@@ -157,6 +159,7 @@ def test_a_reader_never_sees_a_half_written_page(length: int, num_writes: int) -
             process.kill()
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_progress_yields_the_same_batches_and_draws_on_terminals_only(capfd: pytest.CaptureFixture[str]) -> None:
     terminal = io.StringIO()
@@ -203,6 +206,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_top_shows_each_server_of_samples(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", SERVED_JOB, str(tmp_path)], stdout=subprocess.PIPE, text=True) as job:

@@ -105,6 +105,7 @@ def test_a_backend_that_decodes_no_image_has_no_speed(tmp_path: Path) -> None:
     assert all(rate and failed == 0 for rate, failed in rates.values())
 
 
+@pytest.mark.slow
 def test_files_without_any_image_are_an_error() -> None:
     with pytest.raises(MploadError, match="none of 2 files is an image"):
         measure_speeds(installed_backends(8)[0], [b"no", b"image"], rounds=1, seed=0)

@@ -58,6 +58,7 @@ def test_the_cached_share_of_samples_falls_when_files_are_evicted(tmp_path: Path
     assert 0.2 < share < 0.8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.quiet] * (name in _QUIET) + _MARKS.get(name, [])) for name in STAGED]
 )
@@ -112,6 +113,7 @@ def test_a_missing_decoder_is_reported_in_one_line(tmp_path: Path) -> None:
         assert (ran.returncode, message in ran.stderr, len(ran.stderr.splitlines())) == (2, True, 1), ran.stderr
 
 
+@pytest.mark.slow
 def test_ctrl_c_prints_one_line_and_leaves_no_process(tmp_path: Path) -> None:
     with ExitStack() as stack:
         index = STAGED["slow consumer"].prepare(tmp_path, stack)

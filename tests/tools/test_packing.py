@@ -105,6 +105,7 @@ def test_raw_pixels_all_have_the_same_size(index: Path, tmp_path: Path) -> None:
         assert np.frombuffer(data[-24 * 24 * 3 :], np.uint8).size == 24 * 24 * 3
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_a_killed_pack_continues_to_the_same_bytes(index: Path, tmp_path: Path) -> None:
     listed = tmp_path / "long.txt"
@@ -141,6 +142,7 @@ def test_packs_killed_at_random_have_no_wrong_byte_and_continue(tmp_path: Path, 
     assert found["finished"]
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_workers_exit_at_once_when_a_signal_ends_the_pack(index: Path, tmp_path: Path, number: int) -> None:
@@ -193,6 +195,7 @@ def test_a_script_without_a_main_guard_gets_an_error_that_shows_it(index: Path, 
 LMDB = PackOptions(shard_bytes=40 * KIB, format=ShardFormat.LMDB)
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_an_lmdb_pack_contains_the_same_samples_and_lmdb_can_read_it(index: Path, tmp_path: Path) -> None:
     lmdb = pytest.importorskip("lmdb")
@@ -270,6 +273,7 @@ def test_four_times_the_data_takes_no_more_memory(tmp_path: Path, kind: str) -> 
     assert many < few + 10 * MIB, (few, many)
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_webdataset_and_mpload_read_the_shards_of_each_other(index: Path, tmp_path: Path) -> None:
     webdataset = pytest.importorskip("webdataset")

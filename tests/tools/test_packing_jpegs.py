@@ -93,6 +93,7 @@ def test_resized_photos_have_the_tables_of_those_that_are_small_enough(index: Pa
     assert all(np.array_equal(open_image(before).pixels(), open_image(after).pixels()) for before, after in pairs)
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_any_number_of_workers_and_any_interruption_give_the_same_bytes(index: Path, tmp_path: Path) -> None:
     alone, many = tmp_path / "alone", tmp_path / "many"

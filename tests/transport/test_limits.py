@@ -123,6 +123,7 @@ def test_a_pool_that_runs_out_of_descriptors_at_any_point_of_its_start_leaves_no
     assert done.stdout == "{'RLIMIT_NOFILE allows 64 open files. Close files, or raise it: ulimit -n'}\n"
 
 
+@pytest.mark.slow
 def test_a_loader_whose_pool_was_closed_by_an_error_starts_another(tmp_path: Path) -> None:
     (tmp_path / "index.txt").write_text("".join(f"{number}.bin\t{number}\n" for number in range(60)))
     for number in range(60):

@@ -56,6 +56,7 @@ def first_children_killed(num_kills: int, chance: random.Random, *, within_secon
         yield
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_a_zygote_killed_at_any_moment_of_its_start_is_replaced() -> None:
     chance = random.Random(0)
@@ -88,6 +89,7 @@ def _die(number: int, log: str) -> None:
     os.kill(os.getpid(), number)
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_a_zygote_that_is_killed_at_every_start_ends_the_job_after_max_restarts(tmp_path: Path) -> None:
     log, options = tmp_path / "starts", PoolOptions(max_restarts=5)
@@ -110,6 +112,7 @@ def test_a_zygote_that_is_killed_at_every_start_ends_the_job_after_the_time_limi
     assert 1 <= len(log.read_text()) < 50
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_work_that_crashes_the_zygote_is_retried_only_a_few_times(tmp_path: Path) -> None:
     log = tmp_path / "starts"
@@ -118,6 +121,7 @@ def test_work_that_crashes_the_zygote_is_retried_only_a_few_times(tmp_path: Path
     assert log.read_text() == "...."
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_a_start_that_runs_out_of_memory_is_retried_only_a_few_times(tmp_path: Path) -> None:
     log, counts = tmp_path / "starts", iter(range(100))

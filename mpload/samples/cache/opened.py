@@ -137,6 +137,11 @@ class OpenCache:
             return -1
         return self.folder.copy(sample_id, place, room, stamp=None if self._root is None else stamp)
 
+    def count(self, *, num_hits: int, num_outside: int) -> None:
+        """Count samples that `copy` has copied, and samples outside the subset, which it has not."""
+        self.counts.hits += num_hits
+        self.counts.outside += num_outside
+
     def used_bytes(self) -> int:
         """Return the size of the cache on disk, or in memory, in bytes, including reserved space."""
         return self.folder.used_bytes()

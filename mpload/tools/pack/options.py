@@ -14,7 +14,7 @@ from mpload.images.shrink import shrunk_jpeg
 
 __all__ = ["JpegForm", "PackOptions", "ShardFormat", "stored_as"]
 
-_ENDINGS = {"JPEG": "jpg", "PNG": "png", "WebP": "webp", "BMP": "bmp", "TIFF": "tif", "GIF": "gif"}
+_ENDINGS = {"JPEG": "jpg", "TIFF": "tif"} | {name: name.lower() for name in ("PNG", "WebP", "BMP", "GIF", "PGM", "PPM")}
 
 
 class ShardFormat(StrEnum):
