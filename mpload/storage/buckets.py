@@ -259,8 +259,8 @@ def obstore() -> Any:
 def _start_one_thread(library: Any) -> None:
     """Start a single thread of obstore's in this process, unless the user has set another number.
 
-    By default there is one for each core, in each worker. They wake each other, which takes about 50 us of processor
-    time for each photograph. One carries 1.3 GB/s.
+    By default there is one for each core, in each worker: 1,024 of them in 16 workers on 64 cores. One is as fast: it
+    carries 1.3 GB/s, and the processor time for each photograph stays the same.
     """
     if _NUM_THREADS_NAME in os.environ:
         return
