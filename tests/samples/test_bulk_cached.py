@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from PIL import Image
 
 from mpload import (
     ErrorPolicy,
@@ -34,7 +35,7 @@ from tests.support.caches import opened, overwrite
 from tests.support.chunks import OneWorker
 from tests.support.fuzz_seeds import write_images_of_all_kinds
 from tests.support.native import needs_native
-from tests.support.photos import make_photo_tree
+from tests.support.photos import encode, make_photo_tree, photo
 
 pytestmark = needs_native
 
@@ -126,12 +127,21 @@ def test_arrays_are_the_same(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
-def test_resized_photos_give_the_crops_that_they_give_one_by_one(photos: Path, tmp_path: Path) -> None:
-    made = dataset(photos, PartialCache(tmp_path / "cache", fraction=0.8, what="resized"), decode=CROP)
-    first, second = [batch(OneWorker(made)) for _ in range(2)]
-    alone = batch(OneWorker(made).without_bulk())
+@pytest.mark.parametrize("row_index", [None, True])
+def test_resized_photos_give_the_crops_that_they_give_one_by_one(tmp_path: Path, row_index: bool | None) -> None:
+    for number in range(12):
+        image = Image.fromarray(photo(400 + 20 * number, 560, np.random.default_rng(number)))
+        (tmp_path / f"{number}.jpg").write_bytes(encode(image, "JPEG", quality=95))
+    index = index_of(tmp_path, [f"{number}.jpg" for number in range(12)])
+    if row_index:
+        for _ in range(2):  # entries of the originals, which do not fit the resized ones
+            batch(OneWorker(dataset(index, None, decode=CROP, row_index=True)))
+    cache = PartialCache(tmp_path / "cache", fraction=0.8, what="resized")
+    first, second = [batch(OneWorker(dataset(index, cache, decode=CROP, row_index=row_index))) for _ in range(2)]
+    alone = batch(OneWorker(dataset(index, cache, decode=CROP)).without_bulk())
     assert first[:2] == second[:2] == alone[:2]
     assert second[2] == alone[2]
+    assert second[:2] != batch(OneWorker(dataset(index, None, decode=CROP)))[:2], "the resized ones are used"
 
 
 @pytest.mark.processes
