@@ -7,6 +7,8 @@
   orders.
 - "cost": the microseconds that a hit, a sample outside of the subset, and reading ahead add to reading a file from the
   page cache, which is the fastest way to read a sample. Medians over rounds that take turns.
+- "worker": the processor time of a worker for each crop, without a cache, and from full caches in the same folder.
+  Loaders with one worker take turns, epoch by epoch; medians.
 - "epochs": the images per second of an MPLoader with two workers: without a cache, in the epoch that fills a cache of
   resized images, and in the epochs after it.
 
@@ -23,10 +25,12 @@ import tempfile
 import time
 from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 from records import write_record
 
 import mpload
@@ -189,9 +193,45 @@ def measure_epochs(folder: Path, num_images: int, num_epochs: int) -> dict[str, 
     }
 
 
+def measure_worker(folder: Path, num_images: int, num_epochs: int) -> dict[str, Any]:
+    """Return the processor time of a worker in microseconds for each image, without a cache and from full ones."""
+    make_photo_tree(folder / "train", num_images=num_images, num_classes=4, seed=0)
+    index = mpload.build_index(folder / "train", folder / "train.txt")
+    caches = {
+        "no_cache": None,
+        "bytes": mpload.PartialCache(folder / "whole", fraction=1.0),
+        "half_of_bytes": mpload.PartialCache(folder / "half", fraction=0.5),
+        "resized": mpload.PartialCache(folder / "resized", fraction=1.0, what="resized"),
+    }
+    found: dict[str, list[float]] = {name: [] for name in caches}
+    with ExitStack() as opened:
+        loaders = {}
+        for name, cache in caches.items():
+            dataset = mpload.MPDataset(
+                index,
+                decode=mpload.RandomResizedCrop(224),
+                batch_size=64,
+                tail="ragged",
+                shuffle=True,
+                topology=mpload.Topology(),
+                cache=cache,
+            )
+            loaders[name] = opened.enter_context(mpload.MPLoader(dataset, num_workers=1))
+        for loader in loaders.values():
+            assert sum(len(labels) for _, labels in loader) == num_images  # which fills its cache
+        for _ in range(num_epochs):
+            for name, loader in loaders.items():
+                worker = next(psutil.Process(pid) for each, pid in loader.pids.items() if "worker" in each)
+                before = sum(worker.cpu_times()[:2])
+                num = sum(len(labels) for _, labels in loader)
+                found[name].append((sum(worker.cpu_times()[:2]) - before) / num * 1e6)
+    return {f"{name}_cpu_us": round(statistics.median(times)) for name, times in found.items()}
+
+
 MEASURES: dict[str, Callable[..., dict[str, Any]]] = {
     "hits": measure_hits,
     "cost": measure_cost,
+    "worker": measure_worker,
     "epochs": measure_epochs,
 }
 
@@ -210,6 +250,7 @@ def main() -> None:
     for case in (
         {"measure": "hits", "num_samples": 1_000 if is_quick else 20_000, "num_epochs": 3},
         {"measure": "cost", "num_rounds": 5 if is_quick else 60},
+        {"measure": "worker", "num_images": 100 if is_quick else 1_000, "num_epochs": 1 if is_quick else 7},
         {"measure": "epochs", "num_images": 100 if is_quick else 1_000, "num_epochs": 3 if is_quick else 4},
     ):
         with tempfile.TemporaryDirectory() as folder:
