@@ -58,7 +58,6 @@ def test_the_cached_share_of_samples_falls_when_files_are_evicted(tmp_path: Path
     assert 0.2 < share < 0.8
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.quiet] * (name in _QUIET) + _MARKS.get(name, [])) for name in STAGED]
 )
@@ -67,7 +66,12 @@ def test_the_doctor_names_what_limits_a_staged_job(name: str, tmp_path: Path) ->
     if staged.needs_mount and not can_mount():
         pytest.skip("this process cannot mount file systems")
     with prepared(staged, tmp_path) as index:
-        found = diagnose(staged, index)
+        for _ in range(3):
+            found = diagnose(staged, index)
+            if found["verdict"]["bottleneck"] != "other processes":
+                break
+        else:
+            pytest.skip(f"the machine is busy, and the doctor says so: {found['verdict']['reason']}")
     assert found["verdict"]["bottleneck"] == staged.bottleneck, found["verdict"]["reason"]
     assert bool(found["remedies"]) == (name != "slow consumer")
     assert found["needs"]["reads_per_second"] * found["needs"]["batch_within_seconds"] == pytest.approx(
@@ -113,7 +117,6 @@ def test_a_missing_decoder_is_reported_in_one_line(tmp_path: Path) -> None:
         assert (ran.returncode, message in ran.stderr, len(ran.stderr.splitlines())) == (2, True, 1), ran.stderr
 
 
-@pytest.mark.slow
 def test_ctrl_c_prints_one_line_and_leaves_no_process(tmp_path: Path) -> None:
     with ExitStack() as stack:
         index = STAGED["slow consumer"].prepare(tmp_path, stack)
