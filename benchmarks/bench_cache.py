@@ -159,23 +159,26 @@ def medians(functions: list[Callable[[int], object]], num_rounds: int) -> dict[s
     return {name: round(statistics.median(all_) * 1e6, 2) for name, all_ in seconds.items()}
 
 
+def crops(index: Path, cache: mpload.PartialCache | None) -> mpload.MPDataset:
+    return mpload.MPDataset(
+        index,
+        decode=mpload.RandomResizedCrop(224),
+        batch_size=64,
+        tail="ragged",
+        shuffle=True,
+        topology=mpload.Topology(),
+        cache=cache,
+    )
+
+
 def measure_epochs(folder: Path, num_images: int, num_epochs: int) -> dict[str, Any]:
     """Return images per second without a cache, while a cache is filled, and from the full cache."""
     make_photo_tree(folder / "train", num_images=num_images, num_classes=4, seed=0)
     index = mpload.build_index(folder / "train", folder / "train.txt")
 
     def speeds(cache: mpload.PartialCache | None) -> list[float]:
-        dataset = mpload.MPDataset(
-            index,
-            decode=mpload.RandomResizedCrop(224),
-            batch_size=64,
-            tail="ragged",
-            shuffle=True,
-            topology=mpload.Topology(),
-            cache=cache,
-        )
         found = []
-        with mpload.MPLoader(dataset, num_workers=2, memory_budget="1GiB") as loader:
+        with mpload.MPLoader(crops(index, cache), num_workers=2, memory_budget="1GiB") as loader:
             for _ in range(num_epochs):
                 start = time.perf_counter()
                 num = sum(len(labels) for _, labels in loader)
@@ -207,16 +210,7 @@ def measure_worker(folder: Path, num_images: int, num_epochs: int) -> dict[str, 
     with ExitStack() as opened:
         loaders = {}
         for name, cache in caches.items():
-            dataset = mpload.MPDataset(
-                index,
-                decode=mpload.RandomResizedCrop(224),
-                batch_size=64,
-                tail="ragged",
-                shuffle=True,
-                topology=mpload.Topology(),
-                cache=cache,
-            )
-            loaders[name] = opened.enter_context(mpload.MPLoader(dataset, num_workers=1))
+            loaders[name] = opened.enter_context(mpload.MPLoader(crops(index, cache), num_workers=1))
         for loader in loaders.values():
             assert sum(len(labels) for _, labels in loader) == num_images  # which fills its cache
         for _ in range(num_epochs):

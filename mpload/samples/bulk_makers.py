@@ -143,9 +143,12 @@ class Reading:
             report.tally.counts[CACHE_HITS] += num_hits
             report.tally.counts[CACHE_MISSES] += num_outside
 
-    def _is_wanted(self, chunk: Chunk) -> NDArray[np.bool_]:
-        """Return which samples of a chunk are not the cache's, bool [n]."""
-        return np.ones(len(chunk.lines), np.bool_) if self._cached is None else self._cached.is_outside
+    def _outside(self, values: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return values of a chunk's samples, with -1 for the samples that the cache keeps."""
+        if self._cached is None:
+            return values
+        is_outside = self._cached.is_outside
+        return np.where(is_outside[:, np.newaxis] if values.ndim == 2 else is_outside, values, -1)
 
     def _reader(self, chunk: Chunk, column: int) -> ManyReader | None:
         if type(self.storage) is not LocalStorage:
@@ -153,9 +156,9 @@ class Reading:
         spans = chunk.lines.spans(column)
         ranges = ManyRanges(
             names=chunk.lines.data,
-            paths=np.where(self._is_wanted(chunk)[:, np.newaxis], spans.paths, -1),
+            paths=np.ascontiguousarray(self._outside(spans.paths)),
             offsets=np.ascontiguousarray(spans.offsets),
-            lengths=np.where(self._is_wanted(chunk), spans.lengths, -1),
+            lengths=np.ascontiguousarray(self._outside(spans.lengths)),
             first=chunk.first,
             at=chunk.report.sample,
         )
@@ -164,7 +167,7 @@ class Reading:
     def _reader_of_ahead(self, chunk: Chunk, column: int) -> AheadReader:
         return AheadReader(
             self.ahead,
-            np.where(self._is_wanted(chunk), chunk.lines.sample_ids, -1).tolist(),  # -1 is never read ahead
+            self._outside(chunk.lines.sample_ids).tolist(),  # -1 is never read ahead
             place=self.sources.index(column),
             at=lambda place: chunk.report.at(chunk.first + place),
         )

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpload.errors import ArgumentError
+from mpload.transport.pickling import is_importable
 from mpload.transport.slots import ALIGN_BYTES, round_up
 
 __all__ = ["pack", "unpack"]
@@ -77,16 +78,9 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             if reduced is not None:
                 return reduced
         # Written by value, a class of the script would become another class in the process of the loader.
-        if isinstance(value, type | FunctionType) and _is_importable(value):
+        if isinstance(value, type | FunctionType) and is_importable(value):
             return NotImplemented
         return super().reducer_override(value)
-
-
-def _is_importable(value: Any) -> bool:
-    found: Any = sys.modules.get(value.__module__ or "")
-    for name in value.__qualname__.split("."):
-        found = getattr(found, name, None)
-    return found is value
 
 
 def _reduced_tensor(torch: Any, tensor: Any) -> tuple[Any, ...] | None:

@@ -14,7 +14,7 @@ import cloudpickle  # type: ignore[import-untyped]
 from mpload.errors import ArgumentError
 from mpload.transport.shared_tensors import reduced_storage
 
-__all__ = ["pickle_work"]
+__all__ = ["is_importable", "pickle_work"]
 
 _MAX_STEPS = 20
 _LEAVES = (ModuleType, BuiltinFunctionType, type, str, bytes, int, float, type(None))
@@ -40,7 +40,9 @@ class _Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]
         reduced = reduced_storage(value, self.fds)
         if reduced is not None:
             return reduced
-        if isinstance(value, functools._lru_cache_wrapper) and not _is_importable(value):  # noqa: SLF001
+        if isinstance(value, functools._lru_cache_wrapper) and (  # noqa: SLF001
+            value.__module__ == "__main__" or not is_importable(value)
+        ):
             return _cached, (value.__wrapped__, value.cache_parameters())
         if type(value) is functools.cached_property:  # which has a lock, before Python 3.12
             return _cached_property, (value.func, value.attrname)
@@ -79,9 +81,8 @@ def _cached_property(function: Callable[[Any], Any], name: str | None) -> Any:
     return made
 
 
-def _is_importable(value: Any) -> bool:
-    if value.__module__ == "__main__":
-        return False
+def is_importable(value: Any) -> bool:
+    """Return whether a class or function can be found by its name, in this process."""
     found: Any = sys.modules.get(value.__module__ or "")
     for name in value.__qualname__.split("."):
         found = getattr(found, name, None)
