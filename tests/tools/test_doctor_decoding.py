@@ -71,13 +71,15 @@ def test_a_chunk_costs_time_for_reading_and_decoding(
 ) -> None:
     images = [Path(index.root, str(record["image"])).read_bytes() for record in index]
     images[3] = images[3][:100]  # is not counted
-    decoder = ChunkDecoder(
-        images, _CROP, folder=tmp_path / "way", is_packed=is_packed, in_bulk=in_bulk, notes_rows=False
-    )
-    decoder.measure(range(8))
-    decoder.measure(range(8, 10))
-    assert decoder.num_decoded == len(images) - 1
-    assert 0 < decoder.read.seconds < decoder.decode.seconds
+    for attempt in range(10):  # other programs may take the core in the midst of a read
+        folder = tmp_path / f"way{attempt}"
+        decoder = ChunkDecoder(images, _CROP, folder=folder, is_packed=is_packed, in_bulk=in_bulk, notes_rows=False)
+        decoder.measure(range(8))
+        decoder.measure(range(8, 10))
+        assert decoder.num_decoded == len(images) - 1
+        if 0 < decoder.read.seconds < decoder.decode.seconds:
+            return
+    pytest.fail(f"reading took longer than decoding: {decoder.read}, {decoder.decode}")
 
 
 def test_stored_images_are_large_enough_for_the_largest_shape_of_buckets(tmp_path: Path) -> None:
