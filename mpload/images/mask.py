@@ -29,7 +29,7 @@ class Mask:
     of the mask's pixel in which the centre of the result's pixel lies. No value is ever mixed with another or scaled.
     Without an image that is cropped, the mask is returned whole.
 
-    PNG, BMP, TIFF and `.npy` files with one channel are read. Values are those that the file stores: the ids of a
+    PNG, BMP, TIFF, PGM and `.npy` files with one channel are read. Values are those that the file stores: the ids of a
     palette, not its colours, and 0 and 1 where the file has one bit per pixel. A mask may be larger or smaller than its
     image, but must have the same ratio of width to height, to within a pixel. It shows the scene upright, as viewers
     show the image: if masks were made for images whose EXIF orientation was ignored, pass `exif_orientation=False` to
@@ -74,7 +74,7 @@ class Mask:
         """Return the values, `dtype` [height, width], in the size of the geometry's result.
 
         Args:
-            data: The bytes of a PNG, BMP, TIFF or `.npy` file with one channel.
+            data: The bytes of a PNG, BMP, TIFF, PGM or `.npy` file with one channel.
             geometry: What the sample shows of its image; None returns the whole mask.
             claim: As for `open_image`.
             out: The array to write to, `dtype` [height, width]; None creates one. It needs a geometry.

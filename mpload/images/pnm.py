@@ -16,7 +16,7 @@ from mpload.images.jpeg_header import ImageBytes
 from mpload.images.limits import Limits
 from mpload.images.resize import Pixels
 
-__all__ = ["PnmHeader", "pnm_format", "pnm_pixels", "read_pnm_header"]
+__all__ = ["PnmHeader", "pgm_values", "pnm_format", "pnm_pixels", "read_pnm_header"]
 
 _NAMES: Final = {b"P5": "PGM", b"P6": "PPM"}
 _SPACES: Final = b" \t\n\v\f\r"
@@ -94,6 +94,22 @@ def pnm_pixels(data: ImageBytes, *, limits: Limits, claim: Claim) -> Pixels:
     Raises:
         DecodeError: The file is damaged or truncated, or exceeds `limits`.
     """
+    header, stored = _stored(data, limits, claim)
+    values = _scaled(stored, header.max_value).reshape(header.height, header.width, -1)
+    return values if header.kind == "PPM" else cv2.cvtColor(values, cv2.COLOR_GRAY2RGB)  # type: ignore[return-value]
+
+
+def pgm_values(data: ImageBytes, *, limits: Limits, claim: Claim) -> NDArray[np.uint8 | np.uint16]:
+    """Return the values that a PGM file stores, uint8 or uint16 [height, width], whatever their maximum is.
+
+    Arguments and errors are those of `pnm_pixels`.
+    """
+    header, stored = _stored(data, limits, claim)
+    return stored.astype(stored.dtype.newbyteorder("=")).reshape(header.height, header.width)
+
+
+def _stored(data: ImageBytes, limits: Limits, claim: Claim) -> tuple[PnmHeader, NDArray[np.uint8 | np.uint16]]:
+    """Return the header, and a view of the values, in the order of bytes of the file."""
     header = read_pnm_header(data)
     limits.check_size(header.kind, header.height, header.width, len(data))
     value_bytes = 1 if header.max_value < 256 else 2
@@ -101,9 +117,7 @@ def pnm_pixels(data: ImageBytes, *, limits: Limits, claim: Claim) -> Pixels:
     if end > len(data):
         raise DecodeError(f"{header.kind} is truncated: its pixels end at byte {end:,} of {len(data):,}")
     claim(PEAK_PIXEL_BYTES * header.height * header.width)
-    stored = np.frombuffer(data, f">u{value_bytes}", header.num_values, header.num_bytes)
-    values = _scaled(stored, header.max_value).reshape(header.height, header.width, -1)
-    return values if header.kind == "PPM" else cv2.cvtColor(values, cv2.COLOR_GRAY2RGB)  # type: ignore[return-value]
+    return header, np.frombuffer(data, f">u{value_bytes}", header.num_values, header.num_bytes)
 
 
 def _scaled(stored: NDArray[np.unsignedinteger], max_value: int) -> NDArray[np.uint8]:

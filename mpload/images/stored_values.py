@@ -1,6 +1,6 @@
 """Reads the numbers that an image file stores for its pixels: class ids or depths, not colours.
 
-OpenCV decodes the files. It would turn the numbers of a palette into colours and stretch those of 1 to 4 bits to 8, so
+OpenCV decodes most files. It would turn the numbers of a palette into colours and stretch those of 1 to 4 bits to 8, so
 that a copy of the file is decoded in which the numbers themselves are shades of gray.
 """
 
@@ -19,6 +19,7 @@ from mpload.images.decoders import NumpyDecoder
 from mpload.images.image import tiff_tags
 from mpload.images.jpeg_header import ImageBytes
 from mpload.images.limits import Limits
+from mpload.images.pnm import pgm_values, pnm_format
 
 __all__ = ["stored_values"]
 
@@ -30,7 +31,7 @@ _WHITE_IS_ZERO, _BLACK_IS_ZERO, _COLOR_MAP = 0, 1, 3  # values of `_PHOTOMETRIC`
 
 
 def stored_values(data: ImageBytes, *, limits: Limits, claim: Claim) -> NDArray[Any]:
-    """Return the numbers that a PNG, BMP, TIFF or `.npy` file with one channel stores, [height, width].
+    """Return the numbers that a PNG, BMP, TIFF, PGM or `.npy` file with one channel stores, [height, width].
 
     A palette is ignored. Numbers are never stretched: 1 bit gives 0 and 1. EXIF orientation is applied.
 
@@ -58,10 +59,14 @@ def stored_values(data: ImageBytes, *, limits: Limits, claim: Claim) -> NDArray[
             raise DecodeError(f"the .npy file holds an array {list(values.shape)}; one value per pixel is [H, W]")
         limits.check_size(".npy", values.shape[0], values.shape[1], len(data))
         return values
+    if kind := pnm_format(start):
+        if kind == "PPM":
+            raise _several_channels(kind, 3)
+        return pgm_values(data, limits=limits, claim=claim)
     if start.startswith(b"\xff\xd8\xff"):
         raise DecodeError("a JPEG does not preserve values: its compression changes them. Store PNG files")
     found = f"starts with {start!r}" if start else "0 bytes"
-    raise DecodeError(f"not a file of values: {found}. PNG, BMP, TIFF and .npy are read")
+    raise DecodeError(f"not a file of values: {found}. PNG, BMP, TIFF, PGM and .npy are read")
 
 
 def _png_values(data: ImageBytes, limits: Limits, claim: Claim) -> NDArray[Any]:

@@ -265,13 +265,18 @@ def _is_array(value: Any) -> bool:
 def _of_tensor(torch: Any, tensor: Any, path: str) -> tuple[NDArray[Any], str]:
     if tensor.requires_grad:
         raise ArgumentError(f"{path} requires grad, which cannot cross processes. Return {path}.detach()")
+    if tensor.is_nested or tensor.layout is not torch.strided:
+        kind, instead = ("nested", "unbind()") if tensor.is_nested else ("sparse", "to_dense()")
+        raise ArgumentError(
+            f"{path} is a {kind} tensor, which cannot be stacked. Return {path}.{instead}, or pass a collate_fn"
+        )
     try:
         return tensor.numpy(force=True), ""
     except TypeError as error:
         try:
             bits = tensor.cpu().view({1: torch.uint8, 2: torch.int16, 4: torch.int32}[tensor.element_size()])
             return bits.numpy(), str(tensor.dtype).removeprefix("torch.")
-        except (KeyError, NotImplementedError, RuntimeError, TypeError):  # sparse, quantised
+        except (KeyError, NotImplementedError, RuntimeError, TypeError):  # quantised
             raise ArgumentError(f"{path} is a {tensor.dtype} tensor: {error}. Return another dtype") from error
 
 

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from mpload.errors import ArgumentError, StorageError
 from mpload.storage.confined import outside_root
+from mpload.storage.file_errors import file_error
 from mpload.storage.many import ManyRanges, ManyReader
 from mpload.storage.mapped import MAX_MAPPED_BYTES, MappedShard
 from mpload.storage.native import NATIVE
@@ -32,20 +33,6 @@ _OPEN_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 _FOLDER_FLAGS = os.O_DIRECTORY | os.O_CLOEXEC | getattr(os, "O_PATH", 0)
 _PREFETCH_BYTES = 1 << 20  # about the largest read that most devices make at once
 _MAX_READ_BYTES = 1 << 30  # one read on Linux returns at most 2 GiB - 4 KiB
-
-_NEXT_STEPS = {
-    errno.ENOENT: "Does #root of the index point to the right folder, and was the file moved or deleted?",
-    errno.ENOTDIR: "Does #root of the index point to the right folder?",
-    errno.EISDIR: "A path must name a file: index the files inside the folder.",
-    errno.EACCES: "Give this user permission to read it (chmod), or run as a user who has it.",
-    errno.EPERM: "Give this user permission to read it, or run as a user who has it.",
-    errno.EMFILE: "Raise the limit on open files (ulimit -n), or lower max_open_files.",
-    errno.ENFILE: "Raise the machine's limit on open files (fs.file-max).",
-    errno.ELOOP: "A symbolic link leads back to itself. Fix the link, or this line of the index.",
-    errno.ENAMETOOLONG: "Check that this line of the index really holds a path.",
-    errno.EIO: "The disk or network failed: look at the kernel's log (dmesg).",
-    errno.ESTALE: "The file was replaced on the file server. Remount the file system, or restart the job.",
-}
 
 _Data = TypeVar("_Data", bytes, NDArray[np.uint8])
 
@@ -226,7 +213,7 @@ class LocalStorage:
         except StorageError:
             raise
         except OSError as error:
-            raise _storage_error(path, error) from error
+            raise file_error(path, error) from error
         finally:
             os.close(descriptor)
         if len(data) < num_bytes:
@@ -248,7 +235,7 @@ class LocalStorage:
             if self._drops_pages and not self._keeps_until_forgotten:
                 _drop_pages(shard.descriptor, offset_bytes, end)
         except OSError as error:
-            raise _storage_error(path, error) from error
+            raise file_error(path, error) from error
         if data is None or len(data) < length_bytes:
             raise StorageError(
                 f"{printable(path)}: the span {offset_bytes}+{length_bytes} ends at byte {format_count(end)}, but the "
@@ -299,7 +286,7 @@ class LocalStorage:
         try:
             descriptor = os.open(full, _OPEN_FLAGS)
         except OSError as error:
-            raise _storage_error(path, error) from error
+            raise file_error(path, error) from error
         except ValueError as error:  # a NUL in the path
             raise StorageError(f"{path!r} is not a valid path: {error}. Fix this line of the index") from error
         try:
@@ -361,7 +348,7 @@ def _size_of_regular(descriptor: int, path: str) -> int:
         if stat.S_ISDIR(facts.st_mode):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
     except OSError as error:
-        raise _storage_error(path, error) from error
+        raise file_error(path, error) from error
     if not stat.S_ISREG(facts.st_mode):
         raise StorageError(
             f"{printable(path)}: is a device, pipe or socket, not a regular file. Remove it from the index"
@@ -391,10 +378,3 @@ def _read_at(descriptor: int, offset_bytes: int, length_bytes: int) -> bytes:
         parts.append(os.pread(descriptor, min(length_bytes - done, _MAX_READ_BYTES), offset_bytes + done))
         done += len(parts[-1])
     return b"".join(parts)
-
-
-def _storage_error(path: str, error: OSError) -> StorageError:
-    next_step = _NEXT_STEPS.get(error.errno or 0, "")
-    result = StorageError(f"{printable(path)}: {error.strerror or error}. {next_step}".rstrip())
-    result.errno = error.errno
-    return result

@@ -6,6 +6,7 @@ while it has no other threads that may hold locks. Threads that carry the proces
 numbers (OpenBLAS, OpenMP) start them, they are idle between calls, and workers compute with one thread.
 """
 
+import gc
 import os
 import select
 import signal
@@ -118,14 +119,21 @@ def fork_zygote(
     if opencv is not None:  # its threads stop; in a fork, where they are gone, OpenCV would wait for them for ever
         opencv.setNumThreads(1)
     pid = -1
+    collects = gc.isenabled()
+    gc.disable()  # what the parent is done with must not be collected in the fork: destructors may act on its processes
     try:
         pid = os.fork()
     finally:
+        if pid and collects:
+            gc.enable()
         if opencv is not None and pid:
             opencv.setNumThreads(num_threads)  # they start again when they are needed
     if pid:
         return ForkedProcess(pid)
     status = 1
+    gc.freeze()
+    if collects:
+        gc.enable()
     try:
         status = _run(setup, work, control, parent_pid=parent_pid, release=release, environment=environment)
     except BaseException:  # noqa: BLE001  the child must never return into the parent's code

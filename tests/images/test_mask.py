@@ -158,6 +158,7 @@ def jpeg() -> bytes:
         (encode(Image.fromarray(IDS).convert("LA"), "PNG"), "the PNG has 2 channels"),
         (encode(Image.fromarray(IDS).convert("RGB"), "BMP"), "the BMP has 3 channels"),
         (encode(Image.fromarray(IDS).convert("RGB"), "TIFF"), "the TIFF has 3 channels"),
+        (encode(Image.fromarray(IDS).convert("RGB"), "PPM"), "the PPM has 3 channels"),
         (npy(np.zeros((2, 3, 3))), r"one value per pixel is \[H, W\]"),
         (npy(np.zeros((0, 3))), r"one value per pixel is \[H, W\]"),
         (npy(np.full((2, 2), 0.5)), "float64 values from 0.5 to 0.5, which do not fit into int64"),

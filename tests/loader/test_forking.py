@@ -1,5 +1,6 @@
 """Workers of a map-style dataset that are forked from the process of the loader: as safe as other workers."""
 
+import gc
 import os
 import signal
 import subprocess
@@ -133,6 +134,38 @@ def test_handlers_of_signals_stay_with_the_training_process(tmp_path: Path) -> N
     finally:
         signal.signal(signal.SIGTERM, before)
     assert not seen
+
+
+def test_what_the_training_process_is_done_with_is_not_destroyed_in_a_fork(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A loader of PyTorch that waits for the collector would try to stop the workers of its own process."""
+    destroyed, real_fork, threshold = tmp_path / "destroyed", os.fork, gc.get_threshold()
+    parent = os.getpid()
+
+    class Cycle:
+        def __init__(self) -> None:
+            self.itself = self
+
+        def __del__(self) -> None:
+            with destroyed.open("a") as file:
+                print(os.getpid(), file=file)
+
+    def fork() -> int:
+        if os.getpid() == parent:
+            Cycle()
+        pid = real_fork()
+        if not pid:
+            gc.set_threshold(1)  # the fork collects as soon as it may
+        return pid
+
+    monkeypatch.setattr(os, "fork", fork)
+    with forked(Tuples()) as loader:
+        assert len(list(loader)) == 5
+    gc.collect()
+    assert gc.isenabled()
+    assert gc.get_threshold() == threshold
+    assert {int(line) for line in destroyed.read_text().split()} == {parent}
 
 
 def test_libraries_that_have_computed_with_threads_before_do_not_hang_the_workers() -> None:

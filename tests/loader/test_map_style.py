@@ -45,6 +45,7 @@ from tests.support.map_styles import (
     Tuples,
     Turning,
     Unlike,
+    Unstackable,
     WithGrad,
 )
 from tests.support.whole_batches import same
@@ -199,6 +200,28 @@ def test_values_that_no_batch_can_hold_are_refused(num_workers: int) -> None:
         with pytest.raises(SampleError, match=message) as raised:
             next(iter(batches))
         assert isinstance(raised.value, TypeError)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize(
+    ("kind", "instead"),
+    [("sparse", "to_dense"), ("compressed", "to_dense"), ("nested", "unbind"), ("jagged", "unbind")],
+)
+@pytest.mark.filterwarnings("ignore")  # torch calls some of them experimental
+def test_tensors_that_cannot_be_stacked_are_refused_unless_there_is_a_collate_fn(
+    kind: str, instead: str, num_workers: int
+) -> None:
+    dataset = Unstackable(kind)
+    with (
+        loader(dataset, num_workers=num_workers) as batches,
+        pytest.raises(
+            SampleError, match=rf"sample is a (sparse|nested) tensor, .* Return sample.{instead}\(\), or pass"
+        ),
+    ):
+        next(iter(batches))
+    with loader(dataset, num_workers=num_workers, collate_fn=list) as batches:
+        assert len(next(iter(batches))) == 5
 
 
 @pytest.mark.processes

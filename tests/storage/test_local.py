@@ -56,6 +56,7 @@ def test_files_whose_names_are_not_utf8_are_read(root: Path) -> None:
     ("path", "number", "message"),
     [
         ("a/two.bin", errno.ENOENT, "a/two.bin: No such file or directory. Does #root"),
+        ("a/two.jpg cat", errno.ENOENT, "If a label is behind the name of the file, say so when you index the list"),
         ("a", errno.EISDIR, "a: Is a directory. A path must name a file"),
         ("a/one.bin/x", errno.ENOTDIR, "Not a directory"),
         ("a\0b", None, "embedded null"),

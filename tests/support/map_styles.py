@@ -157,6 +157,26 @@ class Strange(Sized):
         return {"what": object()}
 
 
+class Unstackable(Sized):
+    """Samples are tensors without a place in one array."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+
+    def __getitem__(self, i: int) -> Any:
+        import torch
+
+        match self.kind:
+            case "sparse":
+                return torch.eye(3).to_sparse()
+            case "compressed":
+                return torch.eye(3).to_sparse_csr()
+            case _:
+                layout = torch.jagged if self.kind == "jagged" else torch.strided
+                return torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=layout)
+
+
 class Sleeping(Sized):
     """Sleeps for each sample, like a slow disk."""
 

@@ -40,6 +40,10 @@ def value_files(height: int, width: int, seed: int = 0) -> dict[str, tuple[bytes
         files[f"tiff_{values.dtype}"] = _tiff(values), values
         files[f"tiff_{values.dtype}_big"] = _tiff(values, byteorder=">", compression="zlib"), values
         files[f"npy_{values.dtype}"] = npy(values), values
+    for max_value in (9, 255, 1000, 65_535):
+        values = rng.integers(0, max_value, (height, width), endpoint=True, dtype=np.uint16)
+        stored = values.astype("u1" if max_value < 256 else ">u2").tobytes()
+        files[f"pgm_{max_value}"] = f"P5\n# ids\n{width} {height}\n{max_value}\n".encode() + stored, values
     for name, values in {
         "bool": rng.integers(0, 2, (height, width)) == 1,
         "f4": rng.random((height, width), "f4"),
