@@ -32,7 +32,7 @@ NUM_SAMPLES = 10_000_000
 NUM_PHOTOS, NUM_LINES = 400, 400_000
 STEP_SECONDS = 0.2
 FIXED = (2, 4, 8, 16, 32, 64)
-QUICK_FIXED = (2, 64)
+QUICK_FIXED = (2,)
 NEAR, NEAR_SECONDS = 0.8, 3.0
 
 Progress = list[tuple[float, int, int]]
@@ -169,7 +169,7 @@ def main() -> None:
         situation, num_workers, seconds, folder = json.loads(arguments.case)
         print(json.dumps(measure(situation, num_workers, seconds, Path(folder))))
         return
-    fixed, fixed_seconds, auto_seconds = (QUICK_FIXED, 2.0, 7.0) if arguments.quick else (FIXED, 6.0, 21.0)
+    fixed, fixed_seconds, auto_seconds = (QUICK_FIXED, 1.0, 3.0) if arguments.quick else (FIXED, 6.0, 21.0)
     with photo_folder() as folder:
         for situation in arguments.only:
             rates = {}
