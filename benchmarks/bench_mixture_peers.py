@@ -273,7 +273,9 @@ def main() -> None:
                         Contestant(entry=entry, python=python, data=data / size / entry.module)
                         for size in ("few", "many")
                     )
-                    figures = exactness_of(few, quick=arguments.quick) if measure == "exactness" else peaks_of(few, many)
+                    figures = (
+                        exactness_of(few, quick=arguments.quick) if measure == "exactness" else peaks_of(few, many)
+                    )
                 except CannotRunError as error:
                     figures = {"failed": str(error)}
                 print(f"{entry.name:40} {json.dumps(figures)}", flush=True)

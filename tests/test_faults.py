@@ -342,6 +342,7 @@ def test_a_transform_that_leaks_in_a_small_container_loses_workers_but_no_sample
     assert "SIGKILL, out of memory" in found["history"][0]
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.parametrize("days", [-1, 1])
 def test_clock_jumps_kill_no_worker_and_hide_no_dead_or_stopped_one(

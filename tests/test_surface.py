@@ -280,6 +280,7 @@ def test_every_field_of_a_public_dataclass_is_documented(name: str) -> None:
     assert check is None or not raises(check) or "Raises:" in doc
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_type_checkers_refuse_unknown_names_and_misspelled_options(tmp_path: Path) -> None:
     pytest.importorskip("mypy")

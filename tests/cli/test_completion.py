@@ -37,6 +37,7 @@ def completion_script(tmp_path_factory: pytest.TempPathFactory) -> str:
     return bash("mpload --show-completion; true", tmp_path_factory.mktemp("shown"))
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.parametrize(
     ("words", "number", "completions"),

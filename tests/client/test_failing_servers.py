@@ -70,6 +70,7 @@ def hanging(released: threading.Event) -> Any:
     return answer
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fallback", ["local", "raise"])
 def test_server_that_stops_in_the_middle_of_an_epoch_changes_no_batch(folder: Path, fallback: str) -> None:
     with (
@@ -207,6 +208,7 @@ def test_answers_that_break_off_are_asked_for_again(folder: Path, fallback: str)
     assert any("closed the connection in the middle" in str(warning.message) for warning in caught)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_servers", [1, 2])
 def test_server_that_hangs_costs_no_more_than_the_time_limit(folder: Path, num_servers: int) -> None:
     released = threading.Event()
@@ -269,6 +271,7 @@ GARBAGE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", GARBAGE)
 def test_garbage_is_no_answer(folder: Path, kind: str) -> None:
     def answer(connection: socket.socket, path: str) -> bool:

@@ -21,6 +21,7 @@ pytestmark = [
 ACTIONS = ["raise", "skip", "substitute"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_left", [0, 596])
 @pytest.mark.parametrize("on_error", ACTIONS)
 @pytest.mark.parametrize("fallback", ["local", "raise"])
@@ -100,6 +101,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", ["0", "1"])
 def test_answers_are_understood_with_any_hash_seed_of_python(tmp_path: Path, seed: str) -> None:
     done = run_script(PROGRAM, str(tmp_path), PYTHONHASHSEED=seed)

@@ -124,6 +124,7 @@ def test_processes_that_start_at_once_make_one_copy(server: Server) -> None:
     assert len(copies()) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_terse", [False, True])
 def test_a_changed_index_is_copied_again_and_the_old_one_can_still_be_read(
     folder: Path, server: Server, *, is_terse: bool
@@ -140,6 +141,7 @@ def test_a_changed_index_is_copied_again_and_the_old_one_can_still_be_read(
     assert len(copies()) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", ["cut", "flipped", "facts"])
 def test_a_damaged_copy_is_replaced(server: Server, damage: str) -> None:
     index = open_index(f"{server.url}/train.txt")
@@ -243,6 +245,7 @@ def test_what_is_no_index_is_an_error_that_reveals_no_secret(server: Server) -> 
         assert "password@" not in str(caught.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["inspect", "doctor"])
 def test_commands_accept_a_url(server: Server, command: str, tmp_path: Path) -> None:
     options = [] if command == "inspect" else ["--seconds", "0.5", "--workers", "1", "--batch-size", "2"]

@@ -138,6 +138,7 @@ def test_arrays_that_are_not_decoded_from_images_are_never_too_large(tmp_path: P
     assert IndexSource(dataset._runs).image_excess() == 1.0
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.skipif(sys.platform != "linux", reason="worker pools need Linux")
 def test_a_real_loader_gives_each_piece_of_advice_once() -> None:

@@ -32,6 +32,7 @@ def test_batches_do_not_depend_on_the_number_of_workers(folder: Path, num_worker
     assert ids(DataLoader(numbers(folder, 103), batch_size=None, num_workers=num_workers)) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.parametrize("start_method", ["fork", "spawn", *SLOW_START_METHODS[1:]])
 def test_batches_do_not_depend_on_the_start_method(folder: Path, start_method: str) -> None:

@@ -35,6 +35,7 @@ def script(*arguments: object) -> list[str]:
     return done.stdout.splitlines()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "expected"),
     [
@@ -48,6 +49,7 @@ def test_a_transform_of_the_script_finds_what_the_script_has_set(index: Path, ca
     assert script(case, index) == [expected]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["file_descriptor", "file_system"])
 def test_tensors_in_shared_memory_stay_shared_with_workers(index: Path, strategy: str) -> None:
     assert script("shared", index, strategy) == [f"[{epoch}] True True" for epoch in range(3)]

@@ -80,6 +80,7 @@ def labels_of(batches: Iterable[Any]) -> list[int]:
 KINDS = ["bare0", "stock0", "stock1", "spawn1", "loader0", "loader1", "map0", "map1"]
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_rank_is_detected_when_an_iteration_begins_and_must_not_change(

@@ -120,6 +120,7 @@ def watch(
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_a_leak_of_a_few_megabytes_a_second_in_one_of_eight_workers_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

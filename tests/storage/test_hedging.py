@@ -184,6 +184,7 @@ class CountedMemory(LateMemory):
         return super().read_again(item)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("max_bytes", [1, 5000, 20_000])
 def test_reads_and_those_made_again_never_take_more_than_the_budget(max_bytes: int) -> None:
     storage = CountedMemory()
@@ -290,6 +291,7 @@ def content(path: str) -> bytes:
     return path.encode() * 20
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_an_epoch_with_stalls_brings_the_same_batches_with_few_more_requests(num_workers: int, tmp_path: Path) -> None:

@@ -144,6 +144,7 @@ class Backwards:
             yield pickle.loads(pickle.dumps(work(job)))
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.parametrize("on", [None, Backwards()], ids=["here", "elsewhere"])
 @pytest.mark.parametrize("columns", [None, "image:path"])
@@ -175,6 +176,7 @@ def test_indexing_a_bucket_lists_it_once_and_gives_the_index_of_the_folder(
     assert far.read_text().replace("s3://photos/one", str(tmp_path / "files")) == local.read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.parametrize("on", [None, Backwards()], ids=["here", "elsewhere"])
 @pytest.mark.parametrize("is_large", [False, True])

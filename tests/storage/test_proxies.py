@@ -149,6 +149,7 @@ def test_no_proxy_names_ipv6_addresses(no_proxy: str, is_direct: bool, monkeypat
     assert (Server("http://[::1]:80").proxy is None) == is_direct
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.parametrize(
     ("no_proxy", "is_direct"),
@@ -189,6 +190,7 @@ def test_a_proxy_that_refuses_is_an_outage_at_once(
     assert len(used.requests) <= 2  # one more finds out whether the server answers other requests
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["http", "https"])
 def test_a_proxy_that_cannot_be_reached_is_named(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:

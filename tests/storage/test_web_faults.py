@@ -298,6 +298,7 @@ def wait_until(read: Callable[[], list[bytes]], *, seconds: float) -> list[bytes
             assert time.monotonic() < end
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [0, 2, None])
 def test_no_batch_is_lost_if_an_outage_is_caught_or_the_run_is_resumed(
     num_workers: int | None, files: Path, tmp_path: Path

@@ -108,6 +108,7 @@ class _Slow:
         time.sleep(0.03)
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 @needs_linux
 @pytest.mark.parametrize("num_workers", [0, 2])

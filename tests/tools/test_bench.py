@@ -50,6 +50,7 @@ def index(tmp_path: Path) -> Path:
     return write_index(tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_every_decoder_is_measured_in_both_tasks_and_plotted(index: Path, tmp_path: Path) -> None:
     chart = tmp_path / "speeds.png"

@@ -117,6 +117,7 @@ def test_a_missing_decoder_is_reported_in_one_line(tmp_path: Path) -> None:
         assert (ran.returncode, message in ran.stderr, len(ran.stderr.splitlines())) == (2, True, 1), ran.stderr
 
 
+@pytest.mark.slow
 def test_ctrl_c_prints_one_line_and_leaves_no_process(tmp_path: Path) -> None:
     with ExitStack() as stack:
         index = STAGED["slow consumer"].prepare(tmp_path, stack)

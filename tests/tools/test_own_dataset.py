@@ -49,6 +49,7 @@ def doctor(*options: str) -> Ran:
     return mpload("doctor", "--seconds", "1.5", "--workers", "2", *options)
 
 
+@pytest.mark.slow
 def test_a_map_style_dataset_that_waits_needs_more_workers() -> None:
     found = told(
         doctor(f"{_MODULE}:mapped", "--batch-size", "4", "--step-time", "0.01", "--tune", "--seconds", "5", "--json")
@@ -102,6 +103,7 @@ def test_a_remedy_that_could_not_be_tried_says_why(
     assert re.search(f"x as fast, predicted; not tried: {why}", remedy.gain_text)
 
 
+@pytest.mark.slow
 def test_broken_samples_are_the_verdict_unless_the_policy_of_the_dataset_allows_them(index: Path) -> None:
     found = told(doctor(str(index), "--batch-size", "4", "--step-time", "10", "--json"))
     assert found["verdict"]["bottleneck"] == "broken samples"
@@ -122,6 +124,7 @@ def test_a_map_style_dataset_with_gaps_is_broken_and_no_index_is_asked_for() -> 
     ]
 
 
+@pytest.mark.slow
 def test_a_dataset_is_examined_with_its_cache_and_nothing_is_added_to_that(index: Path) -> None:
     found = told(doctor(f"{_MODULE}:cached", "--step-time", "10", "--json"))
     assert found["findings"]["kept_share"] == pytest.approx(0.5)
@@ -175,6 +178,7 @@ with MPLoader(Sleeping(100_000), batch_size=4, num_workers=2, topology=Topology(
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("step_seconds", "bottleneck"), [("0.0", "too few workers"), ("0.2", "consumer")])
 def test_a_running_job_is_judged_by_its_statistics_and_the_kernels_counters(step_seconds: str, bottleneck: str) -> None:
     with job(_JOB.replace("STEP", step_seconds)) as pid:
@@ -189,6 +193,7 @@ def test_a_running_job_is_judged_by_its_statistics_and_the_kernels_counters(step
         assert "they wait, not compute" in shown
 
 
+@pytest.mark.slow
 def test_a_job_that_takes_no_batch_or_was_stopped_is_not_judged() -> None:
     with job(_JOB.replace("STEP", "1000 if number == 2 else 0")) as pid:
         time.sleep(1.0)
