@@ -2,8 +2,8 @@
 
 The size is read from the header and checked against the limits before a pixel is decoded. `mpload.images.jpeg` decodes
 JPEG, and `mpload.images.pnm` binary PGM and PPM; OpenCV decodes PNG, WebP, BMP, TIFF and GIF (first frame). The content
-determines the format, never the file's name. Colour profiles (ICC) are ignored. Alpha is dropped (that of a TIFF is
-blended with black). Of channels with 16 bits, the upper 8 are used; those of PGM and PPM are scaled and rounded.
+determines the format, never the file's name. Colour profiles (ICC) are ignored. Alpha is dropped. Of channels with 16
+bits, the upper 8 are used; those of PGM and PPM are scaled and rounded.
 """
 
 from dataclasses import dataclass
@@ -77,6 +77,9 @@ class Image(Protocol):
         ...
 
 
+_EXTRA_SAMPLES, _ASSOCIATED_ALPHA, _UNASSOCIATED_ALPHA = 338, 1, 2  # a tag of TIFF, and two values of it
+
+
 def open_image(
     data: ImageBytes,
     *,
@@ -110,6 +113,8 @@ def open_image(
     limits.check_size(kind, height, width, len(data))
     if kind == "PNG":
         _check_png_chunks(data)
+    elif kind == "TIFF":
+        data = _without_alpha(data)
     claim(PEAK_PIXEL_BYTES * height * width)
     flags = cv2.IMREAD_COLOR if upright else cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION
     pixels = decode_with_opencv(data, flags)
@@ -201,6 +206,19 @@ def _tiff_size(data: ImageBytes) -> tuple[int, int]:
     tags = tiff_tags(data)
     width, height = (tags[tag].value if tag in tags else 0 for tag in (256, 257))
     return width, height
+
+
+def _without_alpha(data: ImageBytes) -> ImageBytes:
+    """Return a TIFF whose colours OpenCV leaves as they are: it would multiply them by an alpha.
+
+    A copy says that this was done already.
+    """
+    extra = tiff_tags(data).get(_EXTRA_SAMPLES)
+    if extra is None or extra.value != _UNASSOCIATED_ALPHA or extra.start == extra.end:
+        return data
+    copy = bytearray(data)
+    copy[extra.start : extra.end] = _ASSOCIATED_ALPHA.to_bytes(extra.end - extra.start, extra.order)
+    return copy
 
 
 def _check_png_chunks(data: ImageBytes) -> None:

@@ -27,7 +27,7 @@ from mpload.index.columns import Cell, Column, ColumnType
 from mpload.index.opening import is_outside
 from mpload.ingest.annotations import Annotations
 from mpload.ingest.json_stream import read_members
-from mpload.ingest.rows import Rows, absolute, choose_columns
+from mpload.ingest.rows import LeftOut, Reason, Rows, absolute, choose_columns
 from mpload.ingest.sorting import sorted_strings
 from mpload.storage.remote import check_url, is_url
 from mpload.units import printable
@@ -80,7 +80,8 @@ def open_coco(
         for cells in document.rows(strings, base):
             annotations.add([cells[number] for number in numbers])
         chosen, base, rows = annotations.finish(chosen, root=base, may_move_root=root is None, sidecar=sidecar)
-        yield Rows(columns=chosen, root=base, cells=rows, classes=tuple(document.names))
+        names = tuple(document.names)
+        yield Rows(columns=chosen, root=base, cells=rows, classes=names, left_out=document.left_out)
 
 
 def _image_folder(path: Path, name: str) -> str:
@@ -108,6 +109,7 @@ class _Document:
         default_factory=lambda: dict.fromkeys((_BOXES, _CAPTIONS, "segments", "keypoints"), False)
     )
     categories: dict[int, str] = field(default_factory=dict)
+    left_out: LeftOut = field(default_factory=LeftOut)
 
     @property
     def names(self) -> list[str]:
@@ -158,7 +160,7 @@ class _Document:
         for each in objects:
             if each["category"] not in places:
                 self._fail(f"category {each['category']!r} of an annotation is not among the categories")
-        made: dict[str, Any] = {**size, "boxes": [each["box"] for each in objects]}
+        made: dict[str, Any] = {**size, "format": "xywh", "boxes": [each["box"] for each in objects]}
         made["labels"] = [places[each["category"]] for each in objects]
         made["iscrowd"] = [each["iscrowd"] for each in objects]
         made["area"] = [each["area"] for each in objects]
@@ -194,6 +196,10 @@ class _Document:
             self.has[_CAPTIONS] = True
         box = item.get("bbox")
         if box is None:
+            box = _box_around(item.get("segmentation"))
+        if box is None:
+            if caption is None or "category_id" in item:
+                self.left_out.add(Reason.NO_BOX, _of(item))
             return {"caption": caption, "box": None}
         if not _are_numbers(box) or len(box) != 4:
             self._fail(f"{_of(item)}: 'bbox' must be four numbers, got {box!r:.80}")
@@ -255,6 +261,16 @@ class _Document:
 
 def _of(annotation: dict[str, Any]) -> str:
     return f"annotation {annotation.get('id')!r:.40} of image {annotation.get('image_id')!r:.40}"
+
+
+def _box_around(polygons: object) -> list[float] | None:
+    """Return left, top, width and height of polygons [x, y, x, y, ...]; None if they are no polygons."""
+    if not isinstance(polygons, list) or not polygons or not all(map(_are_numbers, polygons)):
+        return None
+    across, down = ([value for polygon in polygons for value in polygon[start::2]] for start in (0, 1))
+    if not across or not down:
+        return None
+    return [min(across), min(down), max(across) - min(across), max(down) - min(down)]
 
 
 def _are_numbers(values: object) -> bool:

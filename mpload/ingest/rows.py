@@ -39,6 +39,8 @@ class Reason(StrEnum):
     ALONE = "captions, JSON or arrays with no image of the same key next to them (sort the members: tar --sort=name)"
     NOT_IN_FIRST = "captions, JSON or arrays that the first sample lacks"
     NO_TEXT = "columns of a type that cannot be written as text"
+    FEATURE = "features of the first record besides its images and its label (store them in Parquet to have columns)"
+    NO_BOX = "objects without a 'bbox' or polygons"
     NO_FILE = "names of images that are not regular files (broken links, folders, pipes)"
 
 

@@ -3,7 +3,7 @@
 Neither indexing nor reading needs protobuf. A record consists of the length of its data as uint64, a checksum of the
 length, the data, and a checksum of the data. Checksums are masked CRC32C. The first record determines the columns:
 every feature with a single bytes value that starts like an image file is a column, and an int64 feature with the name
-of a label is the label.
+of a label is the label. Other features are left out.
 """
 
 import os
@@ -17,7 +17,7 @@ from typing import BinaryIO
 
 from mpload.errors import ArgumentError, StorageError
 from mpload.index.columns import Cell, Column, ColumnType
-from mpload.ingest.rows import Rows, rename_columns, root_and_prefix
+from mpload.ingest.rows import LeftOut, Reason, Rows, rename_columns, root_and_prefix
 from mpload.ingest.signatures import looks_like_image
 from mpload.storage.ranges import Span
 from mpload.units import MIB, printable
@@ -31,8 +31,10 @@ _COPY = "Is it a complete copy? Copy or write it again"
 
 @dataclass(slots=True)
 class Example:
-    """The features of a `tf.train.Example` with a single value: bytes as `(start, end)`, and integers."""
+    """The features of a `tf.train.Example`. Those with a single value: bytes as `(start, end)`, and integers."""
 
+    names: set[str] = field(default_factory=set)
+    """All features, also those with several values or none."""
     spans: dict[str, tuple[int, int]] = field(default_factory=dict)
     integers: dict[str, int] = field(default_factory=dict)
 
@@ -61,7 +63,9 @@ def open_tfrecords(
     first = next(records, None)
     images, label = (None, None) if first is None else _choose(first)
     if not images:
-        features = "" if first is None else ", ".join(map(printable, sorted(first.names)))
+        features = (
+            "" if first is None else ", ".join(map(printable, sorted({*first.example.spans, *first.example.integers})))
+        )
         contents = "no records" if first is None else f"features {features}" if features else "no usable features"
         raise ArgumentError(
             f"{printable(files[0])}: contains no image in its first record ({contents}). A feature of tf.train.Example "
@@ -80,10 +84,14 @@ def open_tfrecords(
         made: list[Cell] = [Span(path, start, end - start) for start, end in spans]
         return made if label is None else [*made, record.label(label)]
 
+    left_out = LeftOut()
+    for name in sorted(first.example.names.difference(images, [label])) if first else ():
+        left_out.add(Reason.FEATURE, name)
     yield Rows(
         columns=rename_columns(tuple(found), columns),
         root=base,
         cells=(cells(record) for record in chain([first] if first else [], records)),
+        left_out=left_out,
     )
 
 
@@ -114,10 +122,6 @@ class _Record:
     offset_bytes: int
     example: Example
     images: frozenset[str]
-
-    @property
-    def names(self) -> set[str]:
-        return {*self.example.spans, *self.example.integers}
 
     def span(self, name: str) -> tuple[int, int]:
         if name not in self.images:
@@ -229,6 +233,7 @@ def _read_feature(data: bytes, start: int, end: int, example: Example) -> None:
                     spans += [(at, to) for inner, at, to in _messages(data, list_start, list_end) if inner == 1]
                 elif kind == 3:
                     integers += _integers(data, list_start, list_end)
+    example.names.add(name)
     example.spans.pop(name, None)  # if a name occurs twice, the last entry counts
     example.integers.pop(name, None)
     if len(spans) == 1:

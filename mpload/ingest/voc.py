@@ -151,7 +151,7 @@ def _read(path: Path) -> dict[str, Any]:
     sides = [_number(path, top, f"size/{side}", default=0) for side in ("width", "height")]
     if all(sides):
         made = {"width": int(sides[0]), "height": int(sides[1])}
-    made |= {"boxes": [], "labels": [], "difficult": []}
+    made |= {"format": "xywh", "boxes": [], "labels": [], "difficult": []}
     for item in top.iterfind("object"):
         left, upper, right, lower = (_number(path, item, f"bndbox/{name}") for name in ("xmin", "ymin", "xmax", "ymax"))
         name = (item.findtext("name") or "").strip()

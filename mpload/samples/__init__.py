@@ -20,6 +20,7 @@ transforms         the user's transforms of arrays, seeded for each sample
 sample_transforms  the user's transforms of samples that are dicts
 albumentations_targets  calls albumentations on whole samples
 torchvision_targets     calls torchvision v2 on whole samples
+object_parts       the masks and points of an image's objects, which move with it
 targets            what a column's values are to transforms: images, masks, boxes, keypoints
 policy             ErrorPolicy: how bad samples are handled
 batch              Batch: samples stacked column by column

@@ -9,12 +9,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpload.errors import ArgumentError
+from mpload.samples.object_parts import moving_parts
 from mpload.samples.targets import Target
 from mpload.samples.transforms import SeededAlbumentations
 
 __all__ = ["AlbumentationsOnSamples"]
 
 _NAMES = {Target.IMAGE: "image", Target.MASK: "mask", Target.BOXES: "bboxes", Target.KEYPOINTS: "keypoints"}
+_PART_NAMES = {Target.MASK: "masks", Target.KEYPOINTS: "keypoints"}
+_MIN_SIDE = 0.01  # pixels
 _PIXEL_CENTRE = 0.5
 """Added to albumentations' keypoints, which count from the centre of the first pixel, to count from its corner."""
 
@@ -24,7 +27,8 @@ class AlbumentationsOnSamples:
 
     The first image of a sample is the target `image`, unless another key has that name; so are the first mask (`mask`),
     boxes (`bboxes`) and keypoints (`keypoints`). Further ones, and the keys that the transform itself has as additional
-    targets, are additional targets. All other values stay as they are.
+    targets, are additional targets, and so are the masks and keypoints of a sample's objects. All other values stay as
+    they are.
 
     If the transform has no `bbox_params`, boxes are clipped to the image, and those that leave it are dropped. If it
     has no `keypoint_params`, all keypoints stay, and those that leave the image get the visibility 0.
@@ -55,6 +59,7 @@ class AlbumentationsOnSamples:
         own = dict(getattr(transform, "additional_targets", None) or {})
         self._names = {**names, **{key: key for key in own if key not in names}}
         """The name of the target for each key of a sample."""
+        self._image_key = next(key for key, name in names.items() if name == "image")
         self._targets = targets
         further = {key: _NAMES[targets[key]] for key, name in names.items() if name not in _NAMES.values()}
         processors = getattr(transform, "processors", {})
@@ -65,33 +70,76 @@ class AlbumentationsOnSamples:
         points = _params(processors, "keypoints", "xy") or module.KeypointParams(format="xy", remove_invisible=False)
         self._drops_points = points.remove_invisible
         self._label_fields = tuple(boxes.label_fields or ())
-        # It becomes a part of another `Compose`, which changes it, and the user may use it elsewhere.
-        self._call = SeededAlbumentations(
-            module.Compose(
-                [copy.deepcopy(transform)],
-                bbox_params=boxes if Target.BOXES in targets.values() else None,
-                keypoint_params=points if Target.KEYPOINTS in targets.values() else None,
-                additional_targets={**own, **further},
-                is_check_shapes=getattr(transform, "is_check_shapes", True),
+
+        def call_with(parts: Mapping[str, str]) -> SeededAlbumentations:
+            has_points = Target.KEYPOINTS in targets.values() or "keypoints" in parts.values()
+            return SeededAlbumentations(
+                module.Compose(
+                    # It becomes a part of another `Compose`, which changes it, and the user may use it elsewhere.
+                    [copy.deepcopy(transform)],
+                    bbox_params=boxes if Target.BOXES in targets.values() else None,
+                    keypoint_params=points if has_points else None,
+                    additional_targets={**own, **further, **parts},
+                    is_check_shapes=getattr(transform, "is_check_shapes", True),
+                )
             )
-        )
+
+        self._call_with = call_with
+        self._parts: dict[str, str] = {}
+        """The name of the target for each array that belongs to boxes and moves, as far as samples had such arrays."""
+        self._call = call_with({})
 
     def __call__(self, sample: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
         """Return the transformed sample."""
         data: dict[str, Any] = {}
+        parts: dict[str, dict[str, Target]] = {}
         for key, name in self._names.items():
             if key in sample:
                 data[name] = self._given(sample[key], self._targets.get(key))
-                if self._label_fields and self._targets.get(key) is Target.BOXES:
-                    data.update(self._labels(sample[key]))
+                if self._targets.get(key) is Target.BOXES:
+                    parts[key] = moving_parts(sample[key], sample[self._image_key].shape[:2])
+                    data.update(self._labels(sample[key]) if self._label_fields else {})
+                    data.update(self._parts_given(key, sample[key], parts[key]))
         # Forced, since otherwise the outer `Compose` draws a number to decide whether to do anything.
         made = self._call(rng, force_apply=True, **data)
+        moved = {key: self._parts_taken(key, sample[key], parts[key], made) for key in parts}
         changed = {
-            key: self._taken(sample[key], made[name], self._targets.get(key), made["image"])
+            key: self._taken(moved.get(key, sample[key]), made[name], self._targets.get(key), made["image"])
             for key, name in self._names.items()
             if key in sample
         }
         return {**sample, **changed}
+
+    def _parts_given(self, key: str, objects: Any, parts: Mapping[str, Target]) -> dict[str, Any]:
+        """Return what belongs to boxes and moves as targets. Masks of no object are none."""
+        names = {_part_name(key, part): _PART_NAMES[target] for part, target in parts.items()}
+        if not names.keys() <= self._parts.keys():
+            self._parts.update(names)
+            self._call = self._call_with(self._parts)
+        given = {}
+        for part, target in parts.items():
+            value = objects[part]
+            if target is Target.KEYPOINTS:
+                given[_part_name(key, part)] = self._given(value.reshape(-1, value.shape[2]), target)
+            elif len(value):
+                given[_part_name(key, part)] = value.astype(_mask_dtype(value), copy=False)
+        return given
+
+    def _parts_taken(self, key: str, objects: Any, parts: Mapping[str, Target], made: Mapping[str, Any]) -> Any:
+        """Return objects with what belongs to them moved. None is dropped."""
+        moved = {}
+        for part, target in parts.items():
+            value, result = objects[part], made.get(_part_name(key, part))
+            if target is Target.MASK:
+                empty = np.empty((0, *_size_of(made["image"])), value.dtype)
+                moved[part] = empty if result is None else np.ascontiguousarray(result, value.dtype)
+            else:
+                points = value.reshape(-1, value.shape[2])
+                found = self._points_taken(points, np.asarray(result), made["image"], drops=False)
+                if self._drops_points:
+                    found[np.setdiff1d(_known(points), _numbers(result))] = 0
+                moved[part] = found.reshape(value.shape)
+        return {**objects, **moved} if moved else objects
 
     def _given(self, value: Any, target: Target | None) -> Any:
         """Return a value of a sample as the target of a transform."""
@@ -126,21 +174,20 @@ class AlbumentationsOnSamples:
             case Target.BOXES:
                 return _boxes_taken(value, np.asarray(result, np.float32))
             case Target.KEYPOINTS:
-                return self._points_taken(value, np.asarray(result), image)
+                return self._points_taken(value, np.asarray(result), image, drops=self._drops_points)
         return np.ascontiguousarray(result) if isinstance(result, np.ndarray) else result
 
-    def _points_taken(self, value: NDArray[Any], result: NDArray[Any], image: Any) -> NDArray[Any]:
-        numbers = result[:, -1].astype(np.int64) if result.size else np.empty(0, np.int64)
+    def _points_taken(self, value: NDArray[Any], result: NDArray[Any], image: Any, *, drops: bool) -> NDArray[Any]:
+        numbers = _numbers(result)
         xy = result[:, :2] + _PIXEL_CENTRE if result.size else np.empty((0, 2))
-        if self._drops_points:
+        if drops:
             points = value[numbers]
             points[:, :2] = xy
             return points
         points = value.copy()
         points[numbers, :2] = xy
         if points.shape[1] > 2:
-            # Tensors of `ToTensorV2` are [C, H, W].
-            height, width = image.shape[:2] if isinstance(image, np.ndarray) else image.shape[-2:]
+            height, width = _size_of(image)
             is_outside = ((points[:, :2] < 0) | (points[:, :2] > (width, height))).any(axis=1)
             points[is_outside, :3] = 0
         return points
@@ -157,6 +204,17 @@ def _params(processors: Mapping[str, Any], name: str, form: str) -> Any:
             f"{type(params).__name__}(format={form!r})"
         )
     return params
+
+
+def _part_name(key: str, part: str) -> str:
+    """Return the name of the target for something that belongs to the boxes of a sample's key."""
+    return f"{key}.{part}"
+
+
+def _size_of(image: Any) -> tuple[int, int]:
+    """Return height and width of a transformed image. Tensors of `ToTensorV2` are [C, H, W]."""
+    height, width = image.shape[:2] if isinstance(image, np.ndarray) else image.shape[-2:]
+    return height, width
 
 
 def _mask_dtype(mask: NDArray[Any]) -> Any:
@@ -180,8 +238,16 @@ def _numbered(coordinates: NDArray[Any], numbers: NDArray[Any]) -> NDArray[np.fl
     return np.column_stack([coordinates, numbers]).astype(np.float32)
 
 
+def _numbers(result: Any) -> NDArray[np.int64]:
+    """Return the numbers that `_numbered` gave to rows, of those that a transform has returned."""
+    found = np.asarray(result)
+    return found[:, -1].astype(np.int64) if found.size else np.empty(0, np.int64)
+
+
 def _boxes_taken(value: Any, result: NDArray[np.float32]) -> Any:
-    kept = result[:, 4].astype(np.int64) if result.size else np.empty(0, np.int64)
+    if result.size:  # rounding leaves slivers of boxes at the edge of the image
+        result = result[(result[:, 2:4] - result[:, :2]).min(axis=1) >= _MIN_SIDE]
+    kept = _numbers(result)
     boxes = result[:, :4] if result.size else np.empty((0, 4), np.float32)
     if not isinstance(value, Mapping):
         return boxes

@@ -41,7 +41,8 @@ class Boxes:
     - a list of objects, `[{"bbox": [...], "category_id": 3, ...}, ...]`, such as COCO's annotations of one image;
     - lists by name, `{"bbox": [[...], ...], "category": [3, ...], ...}`, as Hugging Face stores objects;
     - a mapping that holds one of these as `"annotations"` or `"objects"`. If it also holds the `"width"` and `"height"`
-      of the image that was annotated, boxes are scaled from that size to the image's.
+      of the image that was annotated, boxes are scaled from that size to the image's. If it names the `"format"` of its
+      boxes, as `mpload index` does, another one is an error.
 
     Coordinates are those of the image as viewers show it, upright, and continuous: the top left pixel covers 0 to 1.
 
@@ -144,6 +145,8 @@ class Boxes:
 
     def _corners(self, objects: Objects, geometry: Geometry | None) -> NDArray[np.float64]:
         """Return left, top, right and bottom in pixels of the geometry's image, float64 [n, 4]."""
+        if objects.format not in {None, self.format}:
+            raise DecodeError(f'the boxes are "{objects.format}", says their JSON: pass Boxes("{objects.format}")')
         first, second = objects.boxes[:, :2], objects.boxes[:, 2:]
         if self.format in {"cxcywh", "yolo"}:
             first = first - second / 2

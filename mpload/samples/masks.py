@@ -19,7 +19,7 @@ from mpload.images.image import is_image
 from mpload.images.jpeg_header import ImageBytes
 from mpload.images.pnm import pnm_format, read_pnm_header
 
-__all__ = ["PhotographsOnly", "values_of"]
+__all__ = ["PhotographsOnly", "holds_values", "values_of"]
 
 _NAMES = re.compile(
     r"(?:^|[^a-z])(?:annotations?|depth|disparity|ground_?truth|gt|instances?|labels?|masks?|panoptic|segm?|segmentations?|semantic|trimap)"
@@ -45,8 +45,7 @@ class PhotographsOnly:
     def check_names(self) -> None:
         """Raise `ArgumentError` if a column's name says that it holds no photographs."""
         for column in self.columns:
-            words = re.sub("(?<=[a-z])(?=[A-Z])", "_", column).lower()  # imageMask
-            if _NAMES.search(words):
+            if _is_name_of_values(column):
                 raise ArgumentError(
                     f"the name of column {column!r} says that it holds no photographs. {self.treatment} is applied to "
                     f"all file columns and would destroy its values. {_ADVICE}; if it does hold photographs, rename it"
@@ -95,6 +94,28 @@ class PhotographsOnly:
             f"masks or similar data would be destroyed: {self.treatment} treats all file columns as photographs, but "
             f"they hold: {found}. {_ADVICE}"
         )
+
+
+def holds_values(column: str, files: Sequence[ImageBytes], *, is_alone: bool) -> bool:
+    """Return whether a column holds no photographs, but values such as class ids, or files that are no images.
+
+    Args:
+        column: Its name, which counts unless it is the only column of files.
+        files: Some of its files. All must be alike.
+        is_alone: Whether there are no other columns of files.
+    """
+    if not is_alone and _is_name_of_values(column):
+        return True
+    if not files:
+        return False
+    if not is_alone and not any(map(is_image, files)):
+        return True
+    return all(values_of(data) is not None and _has_few_values(data) for data in files)
+
+
+def _is_name_of_values(column: str) -> bool:
+    words = re.sub("(?<=[a-z])(?=[A-Z])", "_", column).lower()  # imageMask
+    return _NAMES.search(words) is not None
 
 
 def values_of(data: ImageBytes) -> str | None:

@@ -30,6 +30,7 @@ __all__ = [
 
 _BOXES: Final = ("boxes", "bbox", "bboxes", "box")
 _LISTS: Final = ("annotations", "objects")
+_FORMATS: Final = ("xyxy", "xywh", "cxcywh", "yolo")
 _MAX_NUMBER: Final = 1e9
 _OTHER_NAMES: Final = {
     "labels": ("label", "category_id", "category", "categories", "class", "class_id"),
@@ -51,6 +52,8 @@ class Objects:
     """The values of each object by name, if the file has them like this."""
     size: tuple[int, int] | None = None
     """Height and width of the image that the coordinates belong to, if the file gives them."""
+    format: str | None = None
+    """The format of the boxes, if the file names it."""
 
     def column(self, name: str) -> Sequence[Any]:
         """Return the values of a name, or of another name that is usual for it.
@@ -174,13 +177,13 @@ def _objects(parsed: Any, *, nested: bool) -> Objects:
     for holder in _LISTS:
         if holder in parsed and not nested:
             inner = _objects(parsed[holder], nested=True)
-            return inner if inner.size else replace(inner, size=size)
+            return replace(inner, size=inner.size or size, format=inner.format or _stated_format(parsed))
     name = next((name for name in _BOXES if isinstance(parsed.get(name), list)), None)
     if name is None:
         raise DecodeError(f"the JSON has none of {', '.join(_BOXES)}, only {shortened(list(parsed))}")
     boxes = finite(parsed[name], (None, 4), name)
     values = {key: value for key, value in parsed.items() if isinstance(value, list) and key != name}
-    return Objects(boxes=boxes, values=values, size=size)
+    return Objects(boxes=boxes, values=values, size=size, format=_stated_format(parsed))
 
 
 def _listed(parsed: list[Any]) -> Objects:
@@ -201,6 +204,11 @@ def _column(items: Sequence[Mapping[str, Any]], name: str) -> list[Any]:
     except (KeyError, TypeError, IndexError) as error:
         number = next(number for number, item in enumerate(items) if not isinstance(item, dict) or name not in item)
         raise DecodeError(f"object {number} has no {name!r}, but others have: {shortened(items[number])}") from error
+
+
+def _stated_format(parsed: Mapping[str, Any]) -> str | None:
+    stated = parsed.get("format")
+    return stated if stated in _FORMATS else None
 
 
 def stated_size(parsed: dict[str, Any]) -> tuple[int, int] | None:

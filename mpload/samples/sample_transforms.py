@@ -18,6 +18,9 @@ from mpload.samples.transforms import is_of, seed_generators, takes
 __all__ = ["SampleTransform", "adapt_sample_transform", "channels_last"]
 
 
+_TORCHVISION = frozenset({"torchvision"})
+
+
 class SampleTransform(Protocol):
     """A transform of samples."""
 
@@ -39,8 +42,8 @@ def adapt_sample_transform(
 
     - An albumentations transform or `Compose` gets images, masks, boxes and keypoints as its targets: see
       `AlbumentationsOnSamples`.
-    - A transform of torchvision v2 gets them as tv_tensors, and the other values as they are: see
-      `TorchvisionOnSamples`.
+    - A transform of torchvision v2, or a `torch.nn.Sequential` of such, gets them as tv_tensors, and the other values
+      as they are: see `TorchvisionOnSamples`.
     - Any other callable gets a dict, in which images are arrays [H, W, C], and returns one, perhaps with other keys. If
       it has a parameter `rng`, it gets the sample's generator.
 
@@ -60,9 +63,15 @@ def adapt_sample_transform(
         raise ArgumentError(f"transform must be a callable on a sample, got {transform!r}")
     if is_of(transform, frozenset({"albumentations"})):
         return AlbumentationsOnSamples(transform, targets)
-    if is_of(transform, frozenset({"torchvision"})):
+    if is_of(transform, _TORCHVISION) or _is_sequence_of_torchvision(transform):
         return TorchvisionOnSamples(transform, targets)
     return _PlainTransform(transform)
+
+
+def _is_sequence_of_torchvision(transform: object) -> bool:
+    torch = sys.modules.get("torch")
+    is_sequence = torch is not None and type(transform) is torch.nn.Sequential
+    return is_sequence and any(is_of(module, _TORCHVISION) for module in transform)  # type: ignore[attr-defined]
 
 
 class _PlainTransform:

@@ -109,3 +109,13 @@ def test_a_damaged_file_gives_an_image_or_a_decode_error() -> None:
     found = fuzz(num=5000, seed=0)
     assert 500 < found.num_images < 4500  # otherwise the damage is too slight or too severe to test anything
     assert found.growth_bytes < 16 * MIB
+
+
+@pytest.mark.parametrize("kind", ["PNG", "WEBP", "TIFF"])
+def test_an_alpha_is_dropped_and_does_not_change_the_colours(kind: str) -> None:
+    pixels = np.full((16, 16, 4), (200, 120, 40, 255), np.uint8)
+    pixels[:, :8, 3], pixels[:8, :, 3] = 64, 0
+    file = BytesIO()
+    Image.fromarray(pixels).save(file, kind, lossless=True, exact=True)
+    for data in (file.getvalue(), bytearray(file.getvalue())):
+        np.testing.assert_array_equal(ImageDecoder()(data), pixels[..., :3])

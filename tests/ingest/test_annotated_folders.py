@@ -45,9 +45,9 @@ def test_a_folder_of_voc_has_boxes_from_0_and_the_names_of_all_objects(tmp_path:
     size = {"width": 9, "height": 8}
     box = [0, 1, 3, 3.5]
     assert found == [
-        {**size, "boxes": [box], "labels": [1], "difficult": [0]},
-        {**size, "boxes": [box, box], "labels": [1, 0], "difficult": [1, 0]},
-        {**size, "boxes": [], "labels": [], "difficult": []},
+        {**size, "format": "xywh", "boxes": [box], "labels": [1], "difficult": [0]},
+        {**size, "format": "xywh", "boxes": [box, box], "labels": [1, 0], "difficult": [1, 0]},
+        {**size, "format": "xywh", "boxes": [], "labels": [], "difficult": []},
     ]
 
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpload import Boxes, build_index, open_index
-from mpload.errors import ArgumentError, MploadError
+from mpload.errors import ArgumentError, DecodeError, MploadError, MploadWarning
 from mpload.ingest.coco import open_coco
 from mpload.ingest.json_stream import read_members
 from mpload.ingest.sorting import sorted_strings
@@ -57,6 +57,7 @@ def test_the_objects_of_each_image_are_lists_by_name(tmp_path: Path) -> None:
         {
             "width": 8,
             "height": 8,
+            "format": "xywh",
             "boxes": [[0, 0, 1, 1]],
             "labels": [0],
             "iscrowd": [0],
@@ -66,13 +67,23 @@ def test_the_objects_of_each_image_are_lists_by_name(tmp_path: Path) -> None:
         {
             "width": 5,
             "height": 4,
+            "format": "xywh",
             "boxes": [[1, 2, 3.5, 4], [0, 0, 5, 4]],
             "labels": [1, 0],
             "iscrowd": [0, 1],
             "area": [14, 20],
             "segments": [[[1, 2, 4.5, 2, 4, 6]], {"size": [4, 5], "counts": "3418"}],
         },
-        {"width": 8, "height": 8, "boxes": [], "labels": [], "iscrowd": [], "area": [], "segments": []},
+        {
+            "width": 8,
+            "height": 8,
+            "format": "xywh",
+            "boxes": [],
+            "labels": [],
+            "iscrowd": [],
+            "area": [],
+            "segments": [],
+        },
     ]
 
 
@@ -83,6 +94,22 @@ def test_images_without_any_object_have_empty_lists_of_boxes(tmp_path: Path) -> 
         assert Boxes("xywh", values=("labels:int", "iscrowd:int"))(str(record["boxes"]))["boxes"].shape == (0, 4)
     unannotated = {name: items for name, items in DOCUMENT.items() if name != "annotations"}
     assert columns_of(build_index(write(tmp_path, unannotated), tmp_path / "y.txt")) == "image:path image_id:str"
+
+
+def test_boxes_are_read_in_no_other_format_than_theirs(tmp_path: Path) -> None:
+    record = open_index(build_index(write(tmp_path, DOCUMENT), tmp_path / "x.txt"))[1]
+    assert len(Boxes("xywh")(str(record["boxes"]))["boxes"]) == 2
+    with pytest.raises(DecodeError, match=r'the boxes are "xywh", says their JSON: pass Boxes\("xywh"\)'):
+        Boxes()(str(record["boxes"]))
+
+
+def test_objects_without_a_box_have_that_of_their_polygons_or_are_left_out_with_a_warning(tmp_path: Path) -> None:
+    alone = [{name: value for name, value in each.items() if name != "bbox"} for each in DOCUMENT["annotations"]]
+    with pytest.warns(MploadWarning, match=r"2 objects without a 'bbox' or polygons, such as annotation 2 of image 9"):
+        out = build_index(write(tmp_path, changed(annotations=alone)), tmp_path / "x.txt")
+    objects = [json.loads(str(record["boxes"])) for record in open_index(out)]
+    assert [each["boxes"] for each in objects] == [[], [[1, 2, 3.5, 4]], []]
+    assert [each["labels"] for each in objects] == [[], [1], []]
 
 
 def test_captions_and_keypoints_are_kept(tmp_path: Path) -> None:

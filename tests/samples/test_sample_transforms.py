@@ -49,6 +49,29 @@ def transformed(transform: Any, given: dict[str, Any], *, sample_id: int = 0, ta
         return adapted(given, SampleRng(seed=1, epoch=2).for_sample(sample_id, stream=1))
 
 
+def with_parts(*, visibility: float = 2, **others: Any) -> dict[str, Any]:
+    """Return a sample whose objects have a mask and two corners each."""
+    made = sample(**others)
+    objects = made["objects"]
+    numbers = objects["labels"][:, np.newaxis, np.newaxis]
+    corners = objects["boxes"].reshape(-1, 2, 2)
+    objects["masks"] = (made["mask"] == numbers).astype(np.uint8)
+    objects["keypoints"] = np.concatenate([corners, np.full((len(corners), 2, 1), visibility, np.float32)], axis=2)
+    return made
+
+
+def parts_agree(made: dict[str, Any]) -> None:
+    """Check that the masks and corners of objects show what mask and points of the image show."""
+    mask, objects = np.asarray(made["mask"]), made["objects"]
+    labels, masks, corners = (np.asarray(objects[name]) for name in ("labels", "masks", "keypoints"))
+    assert masks.shape == (len(labels), *mask.shape)
+    assert masks.dtype == np.uint8
+    assert corners.dtype == np.float32
+    np.testing.assert_array_equal(masks, mask == labels[:, np.newaxis, np.newaxis])
+    expected = np.asarray(made["points"]).reshape(-1, 2, 3)[labels - 1]
+    np.testing.assert_array_equal(corners, expected)
+
+
 def agrees(made: dict[str, Any]) -> int:
     """Check that image, mask, boxes and points show the same, and return the number of boxes."""
     height, width = made["mask"].shape
@@ -81,6 +104,23 @@ def test_albumentations_moves_image_mask_boxes_and_points_alike(transform: Any) 
         np.testing.assert_array_equal(made["image"][..., 0] > 0, made["mask"] > 0)
         assert made["text"] == "kept"
         assert made["objects"]["names"] == ["box 0", "box 1"]
+
+
+@pytest.mark.parametrize("transform", [*FLIPS, A.RandomCrop(40, 60), A.CenterCrop(10, 10), A.Resize(30, 40)], ids=str)
+@pytest.mark.parametrize("boxes", [((10, 20, 30, 40), (50, 5, 70, 55)), ()])
+def test_albumentations_moves_the_masks_and_points_of_objects(transform: Any, boxes: Any) -> None:
+    for sample_id in range(3):
+        parts_agree(transformed(transform, with_parts(boxes=boxes), sample_id=sample_id))
+    hidden = transformed(transform, with_parts(visibility=0))["objects"]
+    assert hidden["keypoints"].shape == (len(hidden["labels"]), 2, 3)
+    np.testing.assert_array_equal(hidden["keypoints"][..., 2], 0)
+
+
+def test_points_of_objects_that_albumentations_drops_become_invisible() -> None:
+    parameters = A.KeypointParams(format="xy", remove_invisible=True)
+    crop = A.Compose([A.Crop(20, 30, 80, 60)], keypoint_params=parameters)
+    objects = transformed(crop, with_parts())["objects"]
+    assert objects["keypoints"].tolist() == [[[0, 0, 0], [10, 10, 2]], [[0, 0, 0], [50, 25, 2]]]
 
 
 boxes_inside = st.lists(
@@ -162,6 +202,12 @@ def test_the_users_parameters_for_boxes_and_points_hold() -> None:
         transformed(A.Compose([A.NoOp()], bbox_params=wrong), sample())
 
 
+def test_slivers_that_rounding_leaves_of_boxes_are_dropped() -> None:
+    boxes = np.array([[10, 20, 30.000006, 40], [50, 5, 70, 55]], np.float32)
+    made = transformed(A.Crop(30, 0, 80, 60), sample(objects={"boxes": boxes, "labels": np.array([1, 2])}))
+    assert made["objects"]["labels"].tolist() == [2]
+
+
 def test_boxes_beyond_the_image_are_clipped() -> None:
     given_sample = sample(objects={"boxes": np.array([[-5, 10, 90, 30], [90, 10, 95, 20]], np.float32)})
     assert transformed(A.NoOp(), given_sample)["objects"]["boxes"].tolist() == [[0, 10, 80, 30]]
@@ -220,6 +266,17 @@ def test_torchvision_moves_image_mask_boxes_and_points_alike() -> None:
     assert len({*digests}) == 3
 
 
+def test_a_sequence_of_torchvision_moves_a_sample_too() -> None:
+    torch, v2 = (pytest.importorskip(name) for name in ("torch", "torchvision.transforms.v2"))
+    first = pytest.importorskip("torchvision.transforms")
+    made = transformed(torch.nn.Sequential(v2.RandomHorizontalFlip(1.0), v2.CenterCrop((50, 70))), with_parts())
+    assert agrees(made) == 2
+    parts_agree(made)
+    assert np.asarray(made["mask"])[25, 10] == 2
+    with pytest.raises(ArgumentError, match="RandomHorizontalFlip of torchvision transforms single images"):
+        transformed(torch.nn.Sequential(first.RandomHorizontalFlip(1.0)), sample())
+
+
 def test_torchvision_drops_a_box_with_what_belongs_to_it() -> None:
     v2 = pytest.importorskip("torchvision.transforms.v2")
     crop, given_sample = v2.CenterCrop((20, 20)), sample(((0, 0, 10, 10), (35, 25, 45, 35)))
@@ -231,6 +288,24 @@ def test_torchvision_drops_a_box_with_what_belongs_to_it() -> None:
         ArgumentError, match=r"dropped boxes of sample\['objects'\], but not their 'labels'. Name them: "
     ):
         transformed(v2.Compose([crop, v2.SanitizeBoundingBoxes(labels_getter=None)]), given_sample)
+
+
+@pytest.mark.parametrize("boxes", [((10, 20, 30, 40), (50, 5, 70, 55)), ()])
+def test_torchvision_moves_the_masks_and_points_of_objects(boxes: Any) -> None:
+    v2 = pytest.importorskip("torchvision.transforms.v2")
+    for transform in (v2.RandomHorizontalFlip(1.0), v2.RandomVerticalFlip(1.0), v2.CenterCrop((50, 70)), v2.Pad(5)):
+        parts_agree(transformed(transform, with_parts(boxes=boxes)))
+
+
+def test_torchvision_cannot_drop_boxes_that_have_points() -> None:
+    v2 = pytest.importorskip("torchvision.transforms.v2")
+    small = v2.Compose([v2.CenterCrop((20, 20)), v2.SanitizeBoundingBoxes(labels_getter=labels_of)])
+    given_sample = with_parts(boxes=((0, 0, 10, 10), (35, 25, 45, 35)))
+    del given_sample["objects"]["names"]
+    with pytest.raises(
+        ArgumentError, match=r"sample\['objects'\], which have keypoints. torchvision cannot drop those"
+    ):
+        transformed(small, given_sample)
 
 
 def labels_of(sample: dict[str, Any]) -> Any:

@@ -3,6 +3,7 @@
 ```
 packing      pack_index and verify_pack
 options      PackOptions, and the conversion of a sample's bytes to the stored form
+columns      which columns are made smaller, and which are stored as they are
 manifest     reads `pack.json`, which says how a pack was begun
 lmdb_file    writes an LMDB data file, or compares one
 workers      worker processes, here or on other machines, that make shards

@@ -32,6 +32,7 @@ from mpload.plan.order import Sequential, Shuffle
 from mpload.samples.pipeline import Pipeline
 from mpload.samples.policy import ErrorPolicy
 from mpload.storage.ranges import LmdbValue, Span
+from mpload.tools.pack.columns import kept_columns
 from mpload.tools.pack.comparing import compare_file
 from mpload.tools.pack.folder import begun_in, locked, sweep
 from mpload.tools.pack.lmdb_file import compare_lmdb, write_lmdb
@@ -46,6 +47,7 @@ _VERSION = 1
 _INDEX = "index.txt"
 _PROBED_SAMPLES = 256  # to estimate the size of a packed sample, and to count Huffman symbols
 _BLOCK_BYTES = tarfile.BLOCKSIZE
+_UNCHANGED = PackOptions()
 
 
 def pack_index(
@@ -151,6 +153,7 @@ class _Packer:
 
     def __post_init__(self) -> None:
         self._pipeline = Pipeline(index=self.source, decode=RawBytes(), policy=ErrorPolicy())
+        self.kept = kept_columns(self.source, self.options, self._pipeline.read)
 
     @property
     def num_shards(self) -> int:
@@ -324,7 +327,9 @@ class _Packer:
         with self._located(record):
             found = self._pipeline.read(record)
             for name, data in zip(names, found, strict=True):
-                ending, stored = stored_as(data, self.options, self.tables)
+                is_kept = name in self.kept
+                options, tables = (_UNCHANGED, None) if is_kept else (self.options, self.tables)
+                ending, stored = stored_as(data, options, tables)
                 yield (ending if len(names) == 1 else f"{name}.{ending}"), stored
         others = {
             column.name: record.cells[number]
@@ -357,8 +362,10 @@ def _prepare(source: Index, folder: Path, options: PackOptions) -> _Packer:
     """Read or write the manifest in the folder of a pack, and check that the folder belongs to this pack."""
     wanted = {"version": _VERSION, "index": source.fingerprint, **asdict(options)}
     manifest = begun_in(folder)
+    packer = _Packer(source=source, folder=folder, options=options)
+    if packer.kept:
+        wanted["kept"] = list(packer.kept)
     if manifest is None:
-        packer = _Packer(source=source, folder=folder, options=options)
         if options.format is ShardFormat.ARRAYS:
             packer.rows = packer.rows_like_first()
             wanted["rows"] = asdict(packer.rows)
@@ -371,14 +378,9 @@ def _prepare(source: Index, folder: Path, options: PackOptions) -> _Packer:
     elif {name: manifest.get(name) for name in wanted} != wanted:
         different = sorted(name for name in wanted if manifest.get(name) != wanted[name])
         raise ArgumentError(f"{folder} contains a pack with another {', '.join(different)}. Name another folder")
-    return _Packer(
-        source=source,
-        folder=folder,
-        options=options,
-        samples_per_shard=manifest["samples_per_shard"],
-        rows=rows_in(manifest),
-        tables=tables_in(manifest),
-    )
+    packer.samples_per_shard = manifest["samples_per_shard"]
+    packer.rows, packer.tables = rows_in(manifest), tables_in(manifest)
+    return packer
 
 
 def _ignore(line: bytes) -> None:
