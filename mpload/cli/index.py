@@ -13,6 +13,7 @@ from mpload.cli.reports import AsJson, print_json
 from mpload.cli.summary import row_index_facts, row_index_text
 from mpload.cli.terminal import progress_bar
 from mpload.errors import ArgumentError
+from mpload.index.columns import ColumnType
 from mpload.index.index import Index
 from mpload.index.opening import open_index
 from mpload.ingest.appending import append_to_index
@@ -52,6 +53,10 @@ def index(
         bool,
         typer.Option("--jpeg", help="Note where the rows of every JPEG begin, in INDEX.mpr, so that crops are faster."),
     ] = False,
+    classes_from: Annotated[
+        str | None,
+        typer.Option(metavar="COLUMN", help="The column that names the class of each sample: number the classes."),
+    ] = None,
     columns: Annotated[
         str | None, typer.Option(help='Names and types: "image:path label:int", or "image:path" without labels.')
     ] = None,
@@ -88,6 +93,8 @@ def index(
     if append:
         if cluster is not None:
             raise ArgumentError("--append lists on this machine only. Leave out --on")
+        if classes_from is not None:
+            raise ArgumentError("--append keeps the classes of the index. Make it anew with --classes-from")
         if split is not None:
             raise ArgumentError("--append is for one index, not for --split. Make the parts anew without --append")
         with progress_bar("indexing") as update:
@@ -109,6 +116,7 @@ def index(
             relative=relative,
             with_sizes=stat,
             with_image_sizes=image_sizes,
+            classes_from=classes_from,
             num_workers=workers,
             on=cluster,
             progress=update,
@@ -131,6 +139,8 @@ def index(
         print(f"{parts}{classes}, in {format_seconds(seconds)}")
         for noted in rows:
             print(f"{noted.path}: {row_index_text(noted)}")
+        if any(column.name == "label" and column.type is ColumnType.STR for column in indexes[0].columns):
+            print("Labels are texts. To number the classes: --classes-from label")
 
 
 def _noted(index: Index, *, num_workers: int) -> RowIndex:

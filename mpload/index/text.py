@@ -56,6 +56,8 @@ _UNESCAPED = {"t": "\t", "n": "\n", "r": "\r", "\\": "\\", "#": "#"}
 _PATH_NAMES = frozenset(
     {"path", "file", "image", "img", "filename", "file_name", "filepath", "file_path", "image_path"}
 )
+_FILE = re.compile(r"\.[A-Za-z]\w{1,4}\s*\Z")
+"""The end of a cell that is the name of a file."""
 _HEADER_NAMES = _PATH_NAMES | {"label", "class", "target", "class_id", "label_id"}
 
 
@@ -275,17 +277,34 @@ def _sniff(path: Path, head: bytes, *, joins_lines: bool) -> Header:
     try:
         texts = split(empty, first)
         names: list[str] = []
-        if not _HEADER_NAMES.isdisjoint(text.strip().lower() for text in texts):
+        second = _cut(rest, joins_lines=joins_lines and is_csv)[0]
+        if _is_header(texts, lambda: split(empty, second)):
             names = [re.sub(r"\W+|^(?=\d)", "_", text.strip()) or f"column{n}" for n, text in enumerate(texts, 1)]
             position += len(first) + 1
             num_lines += 1 + first.count(b"\n")
-            texts = split(empty, _cut(rest, joins_lines=joins_lines and is_csv)[0])
+            texts = split(empty, second)
             if not rest.strip():
                 raise ValueError(_EMPTY)
         columns = _guess_columns(names or ["image", "label", *(f"column{n}" for n in range(3, len(texts) + 1))], texts)
     except ValueError as error:
         raise IndexFormatError(f"{path}:{num_lines + 1}: {error}") from error
     return Header(columns=columns, dialect=dialect, body_bytes=position, num_lines=num_lines)
+
+
+def _is_header(first: Sequence[str], read_second: Callable[[], Sequence[str]]) -> bool:
+    """Whether the first line of a list has the names of its columns.
+
+    One of the names is known, or none looks like the name of a file, but a cell of the second line does.
+    """
+    if not _HEADER_NAMES.isdisjoint(text.strip().lower() for text in first):
+        return True
+    if len(first) < 2 or any(map(_FILE.search, first)):
+        return False
+    try:
+        second = read_second()
+    except ValueError:  # raised again when the line is read
+        return False
+    return len(first) == len(second) and any(map(_FILE.search, second))
 
 
 def _cut(text: bytes, *, joins_lines: bool) -> tuple[bytes, bytes]:
@@ -298,7 +317,8 @@ def _cut(text: bytes, *, joins_lines: bool) -> tuple[bytes, bytes]:
 
 def _guess_columns(names: list[str], texts: list[str]) -> tuple[Column, ...]:
     """Infer the type of each column of a plain list from its first cell. Exactly one column becomes the path."""
-    paths = [number for number, name in enumerate(names) if name.lower() in _PATH_NAMES] or [0]
+    paths = [number for number, name in enumerate(names) if name.lower() in _PATH_NAMES]
+    paths = paths or [number for number, text in enumerate(texts) if _FILE.search(text)] or [0]
     types = []
     for number, text in enumerate(texts):
         if number == paths[0]:

@@ -33,6 +33,7 @@ Turning rows into an index:
 
 ```
 build        build_index: writes a text and its sidecar from a source
+class_names  numbers the classes that a column names
 appending    append_to_index: adds what is new in a source to its index
 merge        merge_indexes: several indexes into one
 parts        list_parts: several indexes as the parts of one

@@ -3,6 +3,7 @@
 import os
 import warnings
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import overload
 
@@ -10,6 +11,7 @@ from mpload.errors import MploadWarning
 from mpload.index.opening import open_index
 from mpload.index.publishing import check_out
 from mpload.index.sidecar import Progress
+from mpload.ingest.class_names import class_names, with_labels
 from mpload.ingest.cluster import Cluster
 from mpload.ingest.folder_options import FolderOptions
 from mpload.ingest.image_sizes import measure_sizes
@@ -33,6 +35,7 @@ def build_index(
     relative: bool = False,
     with_sizes: bool = False,
     with_image_sizes: bool = False,
+    classes_from: str | None = None,
     num_workers: int = 8,
     on: Cluster | None = None,
     progress: Progress | None = None,
@@ -51,6 +54,7 @@ def build_index(
     relative: bool = False,
     with_sizes: bool = False,
     with_image_sizes: bool = False,
+    classes_from: str | None = None,
     num_workers: int = 8,
     on: Cluster | None = None,
     progress: Progress | None = None,
@@ -68,6 +72,7 @@ def build_index(
     relative: bool = False,
     with_sizes: bool = False,
     with_image_sizes: bool = False,
+    classes_from: str | None = None,
     num_workers: int = 8,
     on: Cluster | None = None,
     progress: Progress | None = None,
@@ -111,6 +116,8 @@ def build_index(
         with_image_sizes: also read the header of each image, and add the columns `width:int` and `height:int`, as
             needed by `Buckets(by="aspect")`: the size in pixels after the EXIF orientation was applied, or 0 if an
             image cannot be read. For files and tar files.
+        classes_from: a column that names the class of each sample. It becomes `label`, and the names are numbered in
+            alphabetical order, as those of folders are. The source is read twice.
         num_workers: number of threads that measure sizes.
         on: the machines that list the objects below a URL, such as a `RayCluster`; None means this one. They share the
             folder of `out`, and have the provider's environment variables or roles. The index does not depend on it.
@@ -135,8 +142,14 @@ def build_index(
     parts = None if split is None else Split.of(split)
     for path in (target,) if parts is None else parts.paths(target):
         check_out(path, source_paths(source))
-    with open_source(source, columns=columns, root=root, folder=folder, out=target, on=on) as rows:
-        sized = add_pixel_sizes(rows, num_workers=num_workers) if with_image_sizes else rows
+    opened = partial(open_source, source, columns=columns, root=root, folder=folder, out=target, on=on)
+    names = None
+    if classes_from is not None:
+        with opened() as rows:
+            names = class_names(rows, classes_from)
+    with opened() as rows:
+        labelled = rows if names is None else with_labels(rows, str(classes_from), names)
+        sized = add_pixel_sizes(labelled, num_workers=num_workers) if with_image_sizes else labelled
         paths = write_texts(sized, target, split=parts, relative=relative, progress=progress)
     if rows.left_out:
         warnings.warn(f"left out of {target}: {rows.left_out}", MploadWarning, stacklevel=2)

@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from mpload.errors import MploadError, SidecarError, StorageError, cause_of
+from mpload.errors import DecodeError, MploadError, SidecarError, StorageError, cause_of
+from mpload.images.mask import Mask
 from mpload.index.columns import Cell, ColumnType, path_of, range_of
 from mpload.index.index import Index, header_of, sidecar_of
 from mpload.index.lookup import SidecarFile
@@ -179,7 +180,7 @@ class _Check:
         self._decode = decode
         self._sources = [number for number, column in enumerate(index.columns) if column.type.is_source]
         self._reads_files = "://" not in index.root
-        self._images = set(self._sources[:1]) | {each for each in self._sources[1:] if self._holds_images(each)}
+        self._images = {each for each in self._sources if self._holds_images(each, is_first=each == self._sources[0])}
 
     def __call__(self, chunk: _Chunk) -> tuple[list[Finding], int]:
         findings = chunk.findings
@@ -201,10 +202,14 @@ class _Check:
                 )
         return findings, len(chunk.lines)
 
-    def _holds_images(self, source: int) -> bool:
-        """Whether a column of files besides the first one holds images, by its first cells, and not texts or arrays."""
+    def _holds_images(self, source: int, *, is_first: bool) -> bool:
+        """Whether a column of files holds images, by its first cells, and not texts or rows of arrays.
+
+        The first column of files is taken for images unless its files can be read and are none.
+        """
         if self._decode is None or not self._reads_files:
             return False
+        is_known = False
         try:
             first = self._index[:_NUM_PROBED]
         except MploadError:  # a broken line, which is a finding of its own
@@ -213,7 +218,7 @@ class _Check:
             for record in first:
                 cell = record.cells[source]
                 if isinstance(cell, LmdbValue | RowValue):
-                    return False
+                    return is_first
                 wanted = range_of(cell)
                 if not isinstance(wanted, Span) and wanted.path.lower().endswith(IMAGE_EXTENSIONS):
                     return True
@@ -223,7 +228,8 @@ class _Check:
                     continue
                 if looks_like_image(data):
                     return True
-        return False
+                is_known = True
+        return is_first and not is_known
 
     def _label_fault(self, cells: Sequence[Cell], labels: NDArray[np.int64] | None, number: int) -> str | None:
         column = header_of(self._index).label_column
@@ -247,8 +253,17 @@ class _Check:
         try:
             self._decode(data)
         except Exception as error:  # noqa: BLE001  a decoder may raise anything, and all of it is reported
-            return cause_of(error)
+            return None if _is_mask(data) else cause_of(error)
         return None
+
+
+def _is_mask(data: bytes) -> bool:
+    """Whether a file holds values that `Mask` reads, some of which are no images: `.npy` files, floats in TIFF."""
+    try:
+        Mask(dtype="float64")(data)
+    except DecodeError:
+        return False
+    return True
 
 
 def _unchecked_files(index: Index) -> str | None:

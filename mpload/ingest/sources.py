@@ -177,6 +177,11 @@ def _kind(path: Path, folder: FolderOptions) -> str:
         return "voc"
     if "tfrecord" in path.name.lower() or _starts_with_record(head):
         return "tfrecord"
+    if path.suffix.lower() in {".yaml", ".yml"}:
+        raise ArgumentError(
+            f"{name}: is YAML, not a list of files. For a dataset in YOLO's layout, give the folder that holds "
+            "`images` and `labels`"
+        )
     if path.name.lower().endswith(folder.extensions):
         raise ArgumentError(f"{name}: is one image. Give the folder that holds it: {path.parent}")
     return "list"

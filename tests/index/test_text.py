@@ -212,6 +212,10 @@ PLAIN = [
     ("head.csv", b'path,label\r\n"a, b.jpg",3\r\n"c""d.jpg",4\r\n', [["a, b.jpg", 3], ['c"d.jpg', 4]]),
     ("wide.csv", b"label,width,image\n3,1.5,a.jpg\n", [[3, 1.5, "a.jpg"]]),
     ("names.csv", b"file,class\na.jpg,cat\n", [["a.jpg", "cat"]]),
+    ("kaggle.csv", b"image_name,species\na.jpg,1\nb.jpg,0\n", [["a.jpg", 1], ["b.jpg", 0]]),
+    ("last.csv", b"species,photo file\ncat,a.jpg\ndog,b.jpg\n", [["cat", "a.jpg"], ["dog", "b.jpg"]]),
+    ("known.csv", b"label,photo file\n3,a.jpg\n", [[3, "a.jpg"]]),
+    ("numbers.tsv", b"0.25\t1.5\n0.75\t2.5\n", [["0.25", 1.5], ["0.75", 2.5]]),
     ("spaces.csv", b"a.jpg, 1\nb.jpg, 2\n", [["a.jpg", 1], ["b.jpg", 2]]),
 ]
 
@@ -224,6 +228,14 @@ def test_plain_lists_just_work(tmp_path: Path, name: str, text: bytes, cells: li
         assert open_index(path)[0].cells == ("a.jpg", 0)
         return
     assert [list(record.cells) for record in open_index(path)] == cells
+
+
+def test_a_header_without_a_known_name_tells_which_column_has_the_files(tmp_path: Path) -> None:
+    (tmp_path / "x.csv").write_text("species,photo file,weight\ncat,a.jpg,2.5\n")
+    index = open_index(tmp_path / "x.csv")
+    assert format_columns(index.columns) == "species:str photo_file:path weight:float"
+    (tmp_path / "bare.csv").write_text("a.jpg,cat\nb.jpg,dog\n")
+    assert format_columns(open_index(tmp_path / "bare.csv").columns) == "image:path label:str"
 
 
 def test_a_csv_of_ten_thousand_odd_names_reads_as_by_the_csv_module(tmp_path: Path) -> None:
