@@ -15,6 +15,7 @@ worker    the loop of a worker process, and the protocol of the work it does
 zygote    the process from which workers are forked (`python -m mpload.transport.zygote`)
 fresh     a worker in a new process instead of a fork (`python -m mpload.transport.fresh`)
 forking   the zygote as a fork of the parent, where that is safe
+interrupts  holds Ctrl-C back while something must not be left half done
 launch    the parent's side of the zygote
 settings  settings of libraries that workers get too
 pickling  pickles the work, with all that a script defines

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from mpload.transport.kernel import thread_names
 from mpload.transport.worker import Work, WorkerSetup, Workplace
-from mpload.transport.zygote import begin, serve
+from mpload.transport.zygote import begin, flush_output, serve
 
 __all__ = ["JEMALLOC", "ForkedProcess", "Forks", "fork_zygote", "why_not_fork"]
 
@@ -110,9 +110,7 @@ def fork_zygote(
         release: closes what belongs to the parent only. Called in the zygote.
         environment: variables to set in the zygote.
     """
-    for stream in (sys.stdout, sys.stderr):
-        if stream is not None:
-            stream.flush()  # otherwise the zygote would print the rest of the buffer too
+    flush_output()  # otherwise the zygote would print the rest of the buffer too
     parent_pid = os.getpid()
     opencv = sys.modules.get("cv2")
     num_threads = opencv.getNumThreads() if opencv else 1
@@ -139,8 +137,7 @@ def fork_zygote(
     except BaseException:  # noqa: BLE001  the child must never return into the parent's code
         traceback.print_exc()
     finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
+        flush_output()
         os._exit(status)
 
 

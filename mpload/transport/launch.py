@@ -13,13 +13,14 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mpload.errors import ArgumentError, MploadWarning, WorkerError
 from mpload.transport.forking import JEMALLOC, ForkedProcess, Forks, fork_zygote
+from mpload.transport.interrupts import interrupts_held
 from mpload.transport.limits import os_errors_as_refused, shared_memory
 from mpload.transport.pickling import pickle_work
 from mpload.transport.worker import Work, WorkerSetup
@@ -142,20 +143,17 @@ class ZygoteProcess:
         """
         with os_errors_as_refused("workers cannot start"):
             control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            with theirs:
-                try:
-                    self._launch_from_lasting_thread(theirs.fileno())
-                except BaseException:
-                    control.close()
-                    raise
-        if self._control is not None:
-            self._control.close()
-        self._control = control
+        before, self._control = self._control, control  # from now on, `kill` ends what is started
         try:
+            with theirs, os_errors_as_refused("workers cannot start"):
+                self._launch_from_lasting_thread(theirs.fileno())
             self._await_ready()
         except BaseException:
             self.kill()
             raise
+        finally:
+            if before is not None:
+                before.close()
 
     def _launch_from_lasting_thread(self, control_fd: int) -> None:
         """Start the zygote from a thread that outlives it, because the kernel kills it when that thread ends.
@@ -186,7 +184,7 @@ class ZygoteProcess:
     def _launch(self, control_fd: int) -> None:
         limits = dict.fromkeys(_THREAD_LIMITS, "1")
         if self._forks.applies() or not self._is_pickled():
-            with socket.socket(fileno=os.dup(control_fd)) as theirs, _interrupts_blocked():
+            with socket.socket(fileno=os.dup(control_fd)) as theirs, interrupts_held():
                 self._process = fork_zygote(self._setup, self._work, theirs, release=self._release, environment=limits)
             return
         self._write_setup()
@@ -195,7 +193,7 @@ class ZygoteProcess:
         package_folder = str(Path(__file__).resolve().parents[2])
         paths = [package_folder, *filter(None, [os.environ.get("PYTHONPATH")])]
         environment = {**os.environ, **limits, "PYTHONPATH": os.pathsep.join(paths)}
-        with _interrupts_blocked():
+        with interrupts_held():
             self._process = subprocess.Popen(
                 arguments,
                 stdin=subprocess.DEVNULL,
@@ -334,16 +332,6 @@ class ZygoteProcess:
         while _is_readable(self.control, max(0.0, deadline - time.monotonic())):
             if not self._receive():
                 return
-
-
-@contextlib.contextmanager
-def _interrupts_blocked() -> Iterator[None]:
-    """Block SIGINT. A child inherits that, so Ctrl-C cannot hit the zygote before it ignores SIGINT and unblocks it."""
-    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
 
 def describe_status(status: int) -> str:

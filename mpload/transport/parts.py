@@ -15,6 +15,7 @@ from mpload.transport.board import ParentBoard
 from mpload.transport.chunks import MAX_CHUNKS
 from mpload.transport.forking import Forks, why_not_fork
 from mpload.transport.inbox import Inbox
+from mpload.transport.interrupts import interrupts_held
 from mpload.transport.launch import ZygoteProcess
 from mpload.transport.limits import os_errors_as_refused
 from mpload.transport.pickling import pickle_work
@@ -81,14 +82,28 @@ class PoolParts:
         return parts
 
     def close(self, owner_pid: int) -> None:
-        """Release all parts. In a process forked from the owner, release only this process's copies."""
+        """Release all parts. In a process forked from the owner, release only this process's copies.
+
+        Ctrl-C waits until that is done. If a handler of another signal raises, the processes are ended all the same.
+        """
+        try:
+            with interrupts_held():
+                self._close(owner_pid)
+        except BaseException:
+            self._release(owner_pid)
+            raise
+
+    def _close(self, owner_pid: int) -> None:
         if os.getpid() == owner_pid:
             self.board.cancel()
-            self.board.close()  # idle workers exit at once
+        self._release(owner_pid)
+
+    def _release(self, owner_pid: int) -> None:
+        self.board.close()  # idle workers exit at once
+        if os.getpid() == owner_pid:
             self.zygote.close()
         else:
             self.zygote.abandon()
-            self.board.close()
         self.inbox.close()
         self.ring.close()
 

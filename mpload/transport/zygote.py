@@ -33,7 +33,7 @@ from mpload.errors import MploadError
 from mpload.transport.kernel import die_with_parent, set_process_name, thread_names, trim_heap
 from mpload.transport.worker import WorkerSetup, Workplace, run_worker
 
-__all__ = ["begin", "main", "serve"]
+__all__ = ["begin", "flush_output", "main", "serve"]
 
 _EXIT_SECONDS = 0.25
 """Time that workers have to finish their chunk when the pool closes."""
@@ -111,8 +111,7 @@ class _Zygote:
         except BaseException:  # noqa: BLE001  the child must never return into the zygote's loop
             traceback.print_exc()
         finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
+            flush_output()
             os._exit(status)
 
     def _spawn(self, number: int) -> int:
@@ -169,6 +168,13 @@ def begin(parent_pid: int) -> None:
         sys.stdout.reconfigure(line_buffering=True)  # so that output is not lost when a worker is killed
 
 
+def flush_output() -> None:
+    """Write out what this process has printed."""
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:  # as in a daemon
+            stream.flush()
+
+
 def serve(control: socket.socket, *, setup_fd: int, place: Workplace | None) -> int:
     """Fork workers on demand until the parent closes the socket; return the exit status."""
     gc.freeze()
@@ -203,6 +209,5 @@ def main(arguments: Sequence[str]) -> int:
 
 if __name__ == "__main__":
     status = main(sys.argv[1:])
-    sys.stdout.flush()
-    sys.stderr.flush()
+    flush_output()
     os._exit(status)  # the user's modules might block a normal exit, and nothing is left to clean up

@@ -1,0 +1,96 @@
+"""Ctrl-C, or a handler that raises, leaves no process of a pool behind, whenever it arrives."""
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Never
+
+import psutil
+import pytest
+
+from mpload import MPLoader
+from mpload.transport import launch
+from mpload.transport.board import ParentBoard
+from mpload.transport.interrupts import interrupts_held
+from tests.support.map_styles import Tuples
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="worker pools need Linux")
+
+
+@pytest.fixture
+def children() -> Iterator[Any]:
+    before = {process.pid for process in psutil.Process().children()}
+    yield lambda: [each.name() for each in psutil.Process().children() if each.pid not in before]
+
+
+def test_an_interrupt_waits_until_the_end_of_the_block() -> None:
+    done = False
+    with pytest.raises(KeyboardInterrupt), interrupts_held():
+        signal.raise_signal(signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+        done = True
+    assert done
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    with interrupts_held():
+        pass
+
+
+def test_blocks_may_be_nested_and_entered_in_other_threads() -> None:
+    with pytest.raises(KeyboardInterrupt), interrupts_held(), interrupts_held():
+        signal.raise_signal(signal.SIGINT)
+    entered: list[bool] = []
+
+    def run() -> None:
+        with interrupts_held():
+            entered.append(True)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert entered == [True]
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("step", ["_launch", "_await_ready"])
+def test_an_interrupt_at_the_start_leaves_no_process(
+    method: str, step: str, monkeypatch: pytest.MonkeyPatch, children: Any
+) -> None:
+    real = getattr(launch.ZygoteProcess, step)
+
+    def interrupted(self: Any, *arguments: Any) -> Never:
+        real(self, *arguments)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(launch.ZygoteProcess, step, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        MPLoader(Tuples(), num_workers=1, batch_size=4, multiprocessing_context=method)
+    assert children() == []
+
+
+@pytest.mark.processes
+def test_a_handler_that_raises_while_a_loader_is_closed_leaves_no_process(
+    monkeypatch: pytest.MonkeyPatch, children: Any
+) -> None:
+    def exit_at_once(_: Any) -> Never:
+        raise SystemExit
+
+    loader = MPLoader(Tuples(), num_workers=2, batch_size=4, multiprocessing_context="fork")
+    next(iter(loader))
+    monkeypatch.setattr(ParentBoard, "cancel", exit_at_once)
+    with pytest.raises(SystemExit):
+        loader.close()
+    assert children() == []
+    loader.close()
+
+
+@pytest.mark.processes
+def test_workers_start_without_standard_output(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(sys, "stderr", None)
+    monkeypatch.setattr(sys, "stdout", None)
+    with MPLoader(Tuples(), num_workers=1, batch_size=4, multiprocessing_context="fork") as loader:
+        assert len(list(loader)) == 6
