@@ -46,6 +46,7 @@ class Iterated(Protocol):
     """What an `Iteration` needs of an `MPLoader`."""
 
     _iteration: int
+    _epoch: "Epoch | None"
     _num_received: int
     _rest: "Epoch | None"
     _telemetry: "Telemetry"
@@ -113,6 +114,8 @@ class Iteration(Iterator[Any]):
         self._loader = loader
         self._batches: Iterator[Any] | None = None
         self._number = loader._iteration
+        self._epoch: Epoch | None = None
+        self._has_other_next = False  # whether `set_epoch` has been called since it began
 
     def __next__(self) -> Any:
         asked = time.monotonic()
@@ -122,6 +125,7 @@ class Iteration(Iterator[Any]):
             )
         if self._batches is None or self._loader._rest is not None:
             self._batches = self._loader._begin()
+            self._epoch = self._loader._epoch
         try:
             return self._take(self._batches, asked=asked)
         except SampleError as error:
@@ -147,11 +151,15 @@ class Iteration(Iterator[Any]):
             telemetry.count_wait(asked)
             if isinstance(error, SampleError | TooManyBadSamples):
                 loader._num_received += 1  # otherwise a resumed run would repeat the batch
+            elif isinstance(error, StopIteration) and self._has_other_next:
+                loader._epoch = None
             raise
-        loader._num_received += 1
         if loader._engine is not None:
             loader._engine.note_layout()
         telemetry.count_batch(asked)
+        if loader._epoch is None:  # since `set_epoch`, but the loop goes on
+            loader._epoch, self._has_other_next = self._epoch, True
+        loader._num_received += 1  # last, so that no interrupt comes between this and the return
         return batch
 
     def _go_back(self) -> None:

@@ -244,11 +244,10 @@ class MPLoader(Guarded, Generic[Batch]):
 
         Called for the first batch, because some frameworks call `iter` without iterating.
         """
-        epochs, rest = self._source.epochs, self._rest
-        self._rest = None
-        epoch = epochs.begin(worker=0, num_workers=1) if rest is None else epochs.enter(rest, worker=0, num_workers=1)
-        self._epoch = epoch
-        self._num_received = 0
+        epochs = self._source.epochs
+        following = self._rest or epochs.next
+        vars(self).update(_epoch=following, _num_received=0, _rest=None)  # at once: an interrupt may ask for the state
+        epoch = self._epoch = epochs.enter(following, worker=0, num_workers=1)
         self._refresh()
         if self._num_workers == 0:
             batches = self._source.batches(epoch)

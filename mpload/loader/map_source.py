@@ -18,6 +18,7 @@ from mpload.loader.planned import SAMPLES_AHEAD, num_tasks, tasks
 from mpload.loader.sample_errors import error_of_failure, sample_error
 from mpload.plan.batch_number import BatchNumber
 from mpload.samples.counts import DECODE_NS
+from mpload.samples.handlers import raise_if_from_handler
 from mpload.samples.leaves import leaves_of, template_of
 from mpload.samples.map_work import PARCELS, MapWork
 from mpload.samples.parcel import unpack
@@ -107,6 +108,7 @@ class MapSource:
         try:
             return self._work.dataset.sample(sample_id, seed=epoch.seed, epoch=epoch.number)
         except FAILURES as error:
+            raise_if_from_handler(error)
             raise sample_error(self._describe([sample_id], 0, cause_of(error)), error) from error
 
     def _empty(self) -> Any:

@@ -22,6 +22,7 @@ albumentations_targets  calls albumentations on whole samples
 torchvision_targets     calls torchvision v2 on whole samples
 object_parts       the masks and points of an image's objects, which move with it
 targets            what a column's values are to transforms: images, masks, boxes, keypoints
+handlers           tells what a handler of a signal has raised from failures of samples
 policy             ErrorPolicy: how bad samples are handled
 batch              Batch: samples stacked column by column
 cache              PartialCache: a subset of the samples, kept on a fast disk or in memory

@@ -11,6 +11,7 @@ from mpload.plan.batch_number import NUM_NUMBERS, BatchNumber
 from mpload.plan.batching import Batching
 from mpload.samples.batch import listed_samples
 from mpload.samples.counts import DECODE_NS
+from mpload.samples.handlers import raise_if_from_handler
 from mpload.samples.parcel import pack
 from mpload.samples.policy import ErrorAction, substitute_for
 from mpload.samples.seeded_dataset import SeededDataset
@@ -171,6 +172,7 @@ class BatchWork:
                         raise KilledError
                     samples.append(dataset.sample(index, seed=seed, epoch=epoch, key=key))
                 except FAILURES as error:
+                    raise_if_from_handler(error)
                     if self.action is ErrorAction.RAISE:
                         raise BatchFailedError(f"sample {index!r:.80}", error) from error
                     bad.append(BadItem(index=index, key=key, error=error))
@@ -202,6 +204,7 @@ class BatchWork:
             try:
                 return self.dataset.sample(index, seed=seed, epoch=epoch, key=key)
             except FAILURES as error:
+                raise_if_from_handler(error)
                 bad.append(BadItem(index=index, key=key, error=error))
         what = f"sample {first.index!r:.80} and all {len(others)} substitutes for it"
         raise BatchFailedError(what, first.error) from first.error
@@ -218,4 +221,5 @@ class _named:  # noqa: N801  used like a function
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
         if isinstance(error, FAILURES):
+            raise_if_from_handler(error)
             raise BatchFailedError(self._what, error) from error

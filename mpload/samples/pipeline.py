@@ -21,6 +21,7 @@ from mpload.samples.bucket_shapes import BucketShapes
 from mpload.samples.by_source import BySource
 from mpload.samples.column_decoders import ColumnDecoders, Ready
 from mpload.samples.counts import CACHE_HITS, CACHE_MISSES, DECODE_NS, HEDGES, READ_NS
+from mpload.samples.handlers import raise_if_from_handler
 from mpload.samples.makers import Makers
 from mpload.samples.one_decoder import OneDecoder
 from mpload.samples.policy import (
@@ -258,6 +259,7 @@ class Pipeline:
         try:
             return record.sample_id, self._make(record, self._rng, outs, rooms, store, ready)
         except FAILURES as error:  # whatever the user's callables raise is handled by the policy
+            raise_if_from_handler(error)
             # No local variable may keep the error: its traceback refers to this frame and so to all open files.
             cause = self._used.cause(cause_of(error))
             if self.policy.action is ErrorAction.RAISE or isinstance(error, OutageError):
@@ -278,6 +280,7 @@ class Pipeline:
                 except OutageError as outage:
                     raise SampleError(str(self.describe(substitute, self._used.cause(cause_of(outage))))) from outage
                 except FAILURES as substitute_error:
+                    raise_if_from_handler(substitute_error)
                     found = self._used.cause(cause_of(substitute_error))
                     on_bad(self.describe(substitute, found, substitute_error))
             bad = self.describe(record, cause)

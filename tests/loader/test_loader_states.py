@@ -4,6 +4,7 @@ import gc
 import itertools
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -73,6 +74,52 @@ def test_two_loaders_of_one_dataset_have_separate_epochs_and_states(folder: Path
             whole.set_epoch(epoch)
             resumed.load_state_dict(loader.state_dict())
             assert received[epoch] + ids(resumed) == ids(whole)
+
+
+def state_of(loader: Any) -> tuple[int, int]:
+    state = loader.state_dict()
+    return state["epoch"], state["position"]
+
+
+def test_the_epoch_set_during_an_iteration_is_the_next_one(folder: Path) -> None:
+    loader = MPLoader(numbers(folder, 50), num_workers=0)
+    batches = iter(loader)
+    next(batches)
+    one = state_of(loader)[1]
+    loader.set_epoch(7)
+    assert state_of(loader) == (7, 0)
+    next(batches)
+    assert state_of(loader) == (0, 2 * one)  # since the loop goes on
+    assert len(ids(batches)) == 13 - 2
+    assert state_of(loader) == (7, 0)
+    assert len(ids(loader)) == 13
+    assert state_of(loader) == (8, 0)
+
+
+@pytest.mark.parametrize("num_before", [0, 1, 3])
+def test_an_interrupt_at_any_line_loses_at_most_the_batch_that_it_interrupts(folder: Path, num_before: int) -> None:
+    """The state never says more than was received, except at the return of `next` itself."""
+    loader = MPLoader(numbers(folder, 50), num_workers=0)
+    list(loader)
+    batches = iter(loader)
+    received = [next(batches) for _ in range(num_before)]
+    before, places = state_of(loader), set()
+
+    def trace(frame: Any, event: str, _: Any) -> Any:
+        if "mpload" in frame.f_code.co_filename:
+            sys.settrace(None)
+            if state_of(loader) != before:
+                places.add((Path(frame.f_code.co_filename).name, event))
+            sys.settrace(trace)
+        return trace
+
+    sys.settrace(trace)
+    try:
+        received.append(next(batches))
+    finally:
+        sys.settrace(None)
+    assert {name for name, event in places if event != "return"} <= {"iterations.py"}
+    assert state_of(loader) > before
 
 
 @pytest.mark.processes

@@ -4,7 +4,6 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Never
 
@@ -21,17 +20,22 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="worker pools ne
 
 
 @pytest.fixture
-def children() -> Iterator[Any]:
+def children() -> Any:
     before = {process.pid for process in psutil.Process().children()}
-    yield lambda: [each.name() for each in psutil.Process().children() if each.pid not in before]
+    return lambda: [each.name() for each in psutil.Process().children() if each.pid not in before]
 
 
 def test_an_interrupt_waits_until_the_end_of_the_block() -> None:
-    done = False
-    with pytest.raises(KeyboardInterrupt), interrupts_held():
-        signal.raise_signal(signal.SIGINT)
-        os.kill(os.getpid(), signal.SIGINT)
-        done = True
+    done: list[bool] = []
+
+    def hold() -> None:
+        with interrupts_held():
+            signal.raise_signal(signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGINT)
+            done.append(True)
+
+    with pytest.raises(KeyboardInterrupt):
+        hold()
     assert done
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
