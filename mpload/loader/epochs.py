@@ -3,6 +3,7 @@
 import math
 import mmap
 import os
+import weakref
 from dataclasses import dataclass, replace
 from multiprocessing.util import register_after_fork
 from typing import Any, Self
@@ -85,6 +86,9 @@ class EpochTable:
     with the spawn and forkserver methods of `torch.multiprocessing`. Any other process, such as a forked or spawned
     rank, has its own copy.
     """
+
+    _restored_for: "weakref.ref[Any] | None" = None
+    """The loader that has restored the position of the next epoch, in this process."""
 
     def __init__(self, *, seed: int, topology: Topology | None = None) -> None:
         """Start with epoch 0.
@@ -185,6 +189,26 @@ class EpochTable:
             self._check_same(0, self.topology)
         self._table[rows, _NEXT] = torch.tensor(_cells(epoch), device="cpu")
         self._table[rows, _READER] = 0
+
+    def note_restored(self, loader: object | None) -> None:
+        """Note which loader of the dataset has restored the position of the next epoch; None if no loader has."""
+        self._restored_for = None if loader is None else weakref.ref(loader)
+
+    def next_for(self, loader: object) -> Epoch:
+        """Return the epoch that a loader is about to begin.
+
+        Raises:
+            ArgumentError: another loader of the dataset has restored a position in it, and has not begun it.
+        """
+        other = None if self._restored_for is None else self._restored_for()
+        if other is not None and other is not loader and self.next.position:
+            raise ArgumentError(
+                f"another loader of this dataset has restored position {self.next.position} of epoch "
+                f"{self.next.number}, and has not gone on from there. This one would read the rest of that epoch, "
+                "which the other would then miss. Give each loader a dataset of its own"
+            )
+        self._restored_for = None
+        return self.next
 
     def set_number(self, number: int) -> None:
         """Set the number of the next epoch for all workers. If it is already next, its position is kept."""

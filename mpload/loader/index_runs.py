@@ -103,6 +103,7 @@ class IndexRuns:
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Continue from a saved state; see `MPDataset.load_state_dict`."""
         epoch = self.restored(state_dict)
+        self.epochs.note_restored(None)
         if not epoch.position:
             epoch = replace(epoch, num_samples=0)  # it has not begun
         info = get_worker_info()

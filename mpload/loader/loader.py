@@ -237,6 +237,7 @@ class MPLoader(Guarded, Generic[Batch]):
     def _load_state_on_host(self, state_dict: Mapping[str, Any]) -> None:
         self._stop()
         self._source.load_state_dict(state_dict)
+        self._source.epochs.note_restored(self)
         self._epoch = None
 
     def _begin(self) -> Iterator[Any]:
@@ -245,7 +246,7 @@ class MPLoader(Guarded, Generic[Batch]):
         Called for the first batch, because some frameworks call `iter` without iterating.
         """
         epochs = self._source.epochs
-        following = self._rest or epochs.next
+        following = self._rest or epochs.next_for(self)
         vars(self).update(_epoch=following, _num_received=0, _rest=None)  # at once: an interrupt may ask for the state
         epoch = self._epoch = epochs.enter(following, worker=0, num_workers=1)
         self._refresh()

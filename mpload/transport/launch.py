@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mpload.errors import ArgumentError, MploadWarning, WorkerError
+from mpload.transport.changed_code import warn_of_changed_code
 from mpload.transport.forking import JEMALLOC, ForkedProcess, Forks, fork_zygote
 from mpload.transport.interrupts import interrupts_held
 from mpload.transport.limits import os_errors_as_refused, shared_memory
@@ -187,6 +188,7 @@ class ZygoteProcess:
             with socket.socket(fileno=os.dup(control_fd)) as theirs, interrupts_held():
                 self._process = fork_zygote(self._setup, self._work, theirs, release=self._release, environment=limits)
             return
+        warn_of_changed_code()
         self._write_setup()
         arguments = [sys.executable, "-P", "-m", "mpload.transport.zygote"]
         arguments += [str(number) for number in (control_fd, self._setup_fd, os.getpid(), int(self._starts_fresh))]

@@ -76,6 +76,19 @@ def test_two_loaders_of_one_dataset_have_separate_epochs_and_states(folder: Path
             assert received[epoch] + ids(resumed) == ids(whole)
 
 
+@pytest.mark.parametrize("num_workers", [0, pytest.param(1, marks=pytest.mark.processes)])
+def test_a_restored_position_is_not_read_by_another_loader_of_the_dataset(folder: Path, num_workers: int) -> None:
+    dataset = numbers(folder, 50)
+    with MPLoader(dataset, num_workers=num_workers) as train, MPLoader(dataset, num_workers=num_workers) as other:
+        received = ids(itertools.islice(train, 3))
+        train.load_state_dict(train.state_dict())
+        with pytest.raises(ArgumentError, match=r"has restored position 12 of epoch 0, .* a dataset of its own"):
+            next(iter(other))
+        received += ids(train)
+        assert received == ids(numbers(folder, 50))
+        assert len(ids(other)) == 13
+
+
 def state_of(loader: Any) -> tuple[int, int]:
     state = loader.state_dict()
     return state["epoch"], state["position"]

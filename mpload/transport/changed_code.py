@@ -1,0 +1,52 @@
+"""Notices modules of the user that have changed on disk: workers that are no forks import them as they are now."""
+
+import os
+import sys
+import sysconfig
+import warnings
+from pathlib import Path
+
+from mpload.errors import MploadWarning
+from mpload.units import printable
+
+__all__ = ["changed_files", "warn_of_changed_code"]
+
+_INSTALLED = tuple(
+    {f"{os.path.realpath(folder)}/" for folder in (*sysconfig.get_paths().values(), str(Path(__file__).parents[1]))}
+)
+"""Folders whose files nobody edits while a job runs."""
+_seen: dict[str, tuple[int, int]] = {}
+"""Time of modification and size of each file when this process first looked at it."""
+
+
+def changed_files() -> list[str]:
+    """Return the files of imported modules that have changed since the first call that saw them.
+
+    Modules of Python and of installed packages are passed over, and so is the script, which workers do not import.
+    """
+    changed = []
+    for name, module in list(sys.modules.items()):
+        path = getattr(module, "__file__", None)
+        if name == "__main__" or not isinstance(path, str) or path.startswith(_INSTALLED):
+            continue
+        try:
+            facts = os.stat(path)  # noqa: PTH116  for hundreds of modules
+        except OSError:
+            continue
+        now = facts.st_mtime_ns, facts.st_size
+        if _seen.setdefault(path, now) != now:
+            _seen[path] = now  # to be reported once
+            changed.append(path)
+    return changed
+
+
+def warn_of_changed_code() -> None:
+    """Warn if workers that start now would import other code than this process has."""
+    if changed := changed_files():
+        warnings.warn(
+            f"{', '.join(map(printable, changed[:3]))}{' and others' * (len(changed) > 3)} changed on disk while this "
+            "process was running. Workers that start now import the new code, if they need it; this process and older "
+            "workers have the old one. Restart the job so that all have the same",
+            MploadWarning,
+            stacklevel=2,
+        )
