@@ -34,6 +34,10 @@ class Reason(StrEnum):
         "hidden images or folders, whose names start with '.' (FolderOptions(hidden=True) or --hidden includes them)"
     )
     EXTENSION = "files with other extensions (FolderOptions(extensions=...) or --extensions includes them)"
+    MEMBER = (
+        "members with other extensions (--extensions names further ones of images; columns of texts and arrays end in "
+        ".txt, .json, .xml, .npy or .npz)"
+    )
     BESIDE_CLASSES = "images beside the class folders (move each into the folder of its class)"
     NO_IMAGE = "values that are not images"
     ALONE = "captions, JSON or arrays with no image of the same key next to them (sort the members: tar --sort=name)"

@@ -129,7 +129,7 @@ def _named(shard: str, path: str, file: BinaryIO, extensions: tuple[str, ...], l
             label, has_more = _read_label(shard, file, member, extension) if extension == "json" else (None, True)
             yield Member(name=name, key=key, cell=cell, label=label, is_column=has_more)
         elif not member.isdir():
-            left_out.add(Reason.EXTENSION, f"{shard}: {name}")
+            left_out.add(Reason.MEMBER, f"{shard}: {name}")
 
 
 def _members(shard: str, file: BinaryIO) -> Iterator[tarfile.TarInfo]:

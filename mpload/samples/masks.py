@@ -96,21 +96,20 @@ class PhotographsOnly:
         )
 
 
-def holds_values(column: str, files: Sequence[ImageBytes], *, is_alone: bool) -> bool:
-    """Return whether a column holds no photographs, but values such as class ids, or files that are no images.
+def holds_values(column: str, files: Sequence[ImageBytes]) -> bool:
+    """Return whether a column, besides others, holds no photographs, but values or files that are no images.
+
+    Values are class ids, for example. A column alone would rather hold drawings, if it has few values.
 
     Args:
-        column: Its name, which counts unless it is the only column of files.
+        column: Its name.
         files: Some of its files. All must be alike.
-        is_alone: Whether there are no other columns of files.
     """
-    if not is_alone and _is_name_of_values(column):
+    if _is_name_of_values(column):
         return True
     if not files:
         return False
-    if not is_alone and not any(map(is_image, files)):
-        return True
-    return all(values_of(data) is not None and _has_few_values(data) for data in files)
+    return not any(map(is_image, files)) or all(values_of(data) is not None and _has_few_values(data) for data in files)
 
 
 def _is_name_of_values(column: str) -> bool:

@@ -84,7 +84,7 @@ def test_a_warning_counts_members_that_are_left_out(tmp_path: Path) -> None:
         ("0.json", b'{"label": 4}'),
         ("0.jpg", JPEG),
     )
-    with pytest.warns(MploadWarning, match=r"2 captions, JSON .*meta\.json; 2 files with other ext"):
+    with pytest.warns(MploadWarning, match=r"2 captions, JSON .*meta\.json; 2 members with other ext"):
         out = build_index(tar, tmp_path / "x.txt")
     assert open_index(out)[0]["label"] == 3  # a .cls file wins over a .json file
 

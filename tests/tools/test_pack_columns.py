@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mpload import Boxes, ImageDecoder, Mask, MPDataset, Text, Topology
+from mpload import Boxes, ImageDecoder, Mask, MPDataset, RawBytes, Text, Topology
 from mpload.errors import ArgumentError, MploadWarning
 from mpload.tools.pack.columns import has_pixels
 from mpload.tools.pack.packing import PackOptions, pack_index, verify_pack
@@ -48,11 +48,17 @@ def test_masks_and_texts_are_stored_as_they_are(name: str, tmp_path: Path) -> No
 
 @pytest.mark.parametrize(
     ("columns", "options"),
-    [("other:path", SMALL), ("image:path mask:path", PackOptions(decode=64)), ("other:path", PackOptions(decode=64))],
+    [("other:path mask:path", SMALL), ("image:path mask:path", PackOptions(decode=64))],
 )
 def test_masks_that_would_be_destroyed_are_refused(columns: str, options: PackOptions, tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match=r"holds no photographs, but masks .* would destroy"):
         pack_index(write_index(tmp_path, columns), tmp_path / "pack", options)
+
+
+@pytest.mark.parametrize("options", [SMALL, PackOptions(decode=64)])
+def test_drawings_of_few_shades_are_made_smaller(options: PackOptions, tmp_path: Path) -> None:
+    packed = pack_index(write_index(tmp_path, "other:path"), tmp_path / "pack", options)
+    assert len(list(MPDataset(packed, decode=RawBytes(), topology=Topology()))) == 3
 
 
 @pytest.mark.parametrize("options", [SMALL, PackOptions(decode=64)])

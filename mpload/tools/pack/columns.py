@@ -33,7 +33,7 @@ def kept_columns(source: Index, options: PackOptions, read: Callable[[Record], S
         read: Reads the files of a sample.
 
     Raises:
-        ArgumentError: The only files are masks, or photographs are to be cropped, which masks cannot follow.
+        ArgumentError: All files are masks, or photographs are to be cropped, which masks cannot follow.
     """
     if options.resize_short is None and options.decode is None:
         return ()
@@ -46,7 +46,7 @@ def kept_columns(source: Index, options: PackOptions, read: Callable[[Record], S
         except (MploadError, OSError):  # raised again when the sample is packed
             continue
     of_column = {column.name: [sample[place] for sample in samples] for place, column in enumerate(files)}
-    kept = tuple(name for name, data in of_column.items() if holds_values(name, data, is_alone=len(files) == 1))
+    kept = tuple(name for name, data in of_column.items() if len(files) > 1 and holds_values(name, data))
     if kept and (options.decode is not None or len(kept) == len(files)):
         option = "decode" if options.decode is not None else "resize_short"
         raise ArgumentError(
