@@ -55,7 +55,7 @@ def index(
     ] = False,
     classes_from: Annotated[
         str | None,
-        typer.Option(metavar="COLUMN", help="The column that names the class of each sample: number the classes."),
+        typer.Option(metavar="COLUMN", help="Number the classes that this column names."),
     ] = None,
     columns: Annotated[
         str | None, typer.Option(help='Names and types: "image:path label:int", or "image:path" without labels.')
