@@ -306,7 +306,7 @@ class WorkerPool:
                 f"these workers belong to process {self._owner_pid}. Make a loader in process {os.getpid()}"
             )
         if not self._close.alive:
-            raise WorkerError("the workers were stopped, perhaps by an interrupt. Iterate over the loader again")
+            raise WorkerError("the pool was closed, perhaps by an interrupt. Iterate over the loader again")
 
     def _poll(self, wait_seconds: float, batch: PendingBatch | None = None) -> None:
         """Wait up to `wait_seconds` for messages and process them: answers until `batch` is complete, or all."""
