@@ -100,7 +100,7 @@ def pnm_pixels(data: ImageBytes, *, limits: Limits, claim: Claim) -> Pixels:
 
 
 def pgm_values(data: ImageBytes, *, limits: Limits, claim: Claim) -> NDArray[np.uint8 | np.uint16]:
-    """Return the values that a PGM file stores, uint8 or uint16 [height, width], whatever their maximum is.
+    """Return the values that a PGM file stores, uint8 or uint16 [height, width]. They are not scaled.
 
     Arguments and errors are those of `pnm_pixels`.
     """

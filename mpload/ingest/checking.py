@@ -180,7 +180,7 @@ class _Check:
         self._decode = decode
         self._sources = [number for number, column in enumerate(index.columns) if column.type.is_source]
         self._reads_files = "://" not in index.root
-        self._images = {each for each in self._sources if self._holds_images(each, is_first=each == self._sources[0])}
+        self._images = {each for each in self._sources if self._holds_images(each)}
 
     def __call__(self, chunk: _Chunk) -> tuple[list[Finding], int]:
         findings = chunk.findings
@@ -202,14 +202,13 @@ class _Check:
                 )
         return findings, len(chunk.lines)
 
-    def _holds_images(self, source: int, *, is_first: bool) -> bool:
-        """Whether a column of files holds images, by its first cells, and not texts or rows of arrays.
+    def _holds_images(self, source: int) -> bool:
+        """Whether a column of files holds images, by its first cells, and not texts or arrays.
 
-        The first column of files is taken for images unless its files can be read and are none.
+        The first column of files does, unless its first file is an array or a shard of arrays.
         """
         if self._decode is None or not self._reads_files:
             return False
-        is_known = False
         try:
             first = self._index[:_NUM_PROBED]
         except MploadError:  # a broken line, which is a finding of its own
@@ -218,8 +217,10 @@ class _Check:
             for record in first:
                 cell = record.cells[source]
                 if isinstance(cell, LmdbValue | RowValue):
-                    return is_first
+                    return False
                 wanted = range_of(cell)
+                if source == self._sources[0]:
+                    return not wanted.path.lower().endswith(".npy")
                 if not isinstance(wanted, Span) and wanted.path.lower().endswith(IMAGE_EXTENSIONS):
                     return True
                 try:
@@ -228,8 +229,7 @@ class _Check:
                     continue
                 if looks_like_image(data):
                     return True
-                is_known = True
-        return is_first and not is_known
+        return False
 
     def _label_fault(self, cells: Sequence[Cell], labels: NDArray[np.int64] | None, number: int) -> str | None:
         column = header_of(self._index).label_column
@@ -258,7 +258,7 @@ class _Check:
 
 
 def _is_mask(data: bytes) -> bool:
-    """Whether a file holds values that `Mask` reads, some of which are no images: `.npy` files, floats in TIFF."""
+    """Whether `Mask` can read a file. It also reads `.npy` and TIFF files of floats, which are no photographs."""
     try:
         Mask(dtype="float64")(data)
     except DecodeError:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from mpload.errors import ArgumentError
+from mpload.errors import ArgumentError, StorageError
 from mpload.index.columns import Cell, Column, ColumnType
 from mpload.ingest.rows import Rows
 
@@ -27,7 +27,9 @@ def class_names(rows: Rows, column: str) -> tuple[Cell, ...]:
     for cells in rows.cells:
         names.add(cells[place])
         if len(names) > _MAX_CLASSES:
-            raise ArgumentError(f"column {column!r} has more than {_MAX_CLASSES:,} different cells: are they classes?")
+            raise ArgumentError(
+                f"column {column!r} has more than {_MAX_CLASSES:,} different cells. Give the column of the classes"
+            )
     return tuple(sorted(names))  # type: ignore[type-var]  # all texts, or all integers
 
 
@@ -40,6 +42,8 @@ def with_labels(rows: Rows, column: str, names: Sequence[Cell]) -> Rows:
 
     def cells() -> Iterator[Sequence[Cell]]:
         for row in rows.cells:
+            if row[place] not in numbers:
+                raise StorageError(f"the source has gained the class {row[place]!r} while it was read. Index it again")
             yield [numbers[cell] if number == place else cell for number, cell in enumerate(row)]
 
     label = Column(name=_LABEL, type=ColumnType.INT)
@@ -52,4 +56,4 @@ def _place_of(rows: Rows, column: str) -> int:
         if found.name == column and found.type in _KINDS:
             return place
     known = ", ".join(found.name for found in rows.columns if found.type in _KINDS) or "none"
-    raise ArgumentError(f"classes_from={column!r}: there is no such column of text or integers, only {known}")
+    raise ArgumentError(f"classes_from={column!r}: there is no such column of text or integers. Give one of: {known}")

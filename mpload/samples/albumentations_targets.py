@@ -86,7 +86,7 @@ class AlbumentationsOnSamples:
 
         self._call_with = call_with
         self._parts: dict[str, str] = {}
-        """The name of the target for each array that belongs to boxes and moves, as far as samples had such arrays."""
+        """The target of each array that moves with the boxes. Samples tell which there are."""
         self._call = call_with({})
 
     def __call__(self, sample: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:

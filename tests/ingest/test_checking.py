@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import simplejpeg  # type: ignore[import-untyped]
+import tifffile
 
 from mpload import build_index, open_index
 from mpload.errors import DecodeError, IndexFormatError, SidecarError
@@ -195,6 +196,32 @@ def test_a_finding_reads_as_a_sentence_and_can_always_be_printed() -> None:
     finding = Finding(where="i.txt:3", sample_id=0, path="\udcff.jpg", cause="is gone")
     assert str(finding).encode() == rb"i.txt:3: \udcff.jpg: is gone"
     assert str(Finding(where="i.txt", sample_id=None, path=None, cause="is old")) == "i.txt: is old"
+
+
+def test_arrays_and_masks_of_numbers_are_no_faults(tmp_path: Path) -> None:
+    rows = np.zeros((3, 4, 4, 3), np.uint8)
+    np.save(tmp_path / "rows.npy", rows)
+    header_bytes = (tmp_path / "rows.npy").stat().st_size - rows.nbytes
+    spans = [f"{header_bytes + 48 * number}+48@rows.npy" for number in range(3)]
+    index = open_index(write(tmp_path / "rows.txt", *spans, columns="image:span"))
+    assert list(check_index(index, decode=simplejpeg.decode_jpeg)) == []
+    for number in range(3):
+        (tmp_path / f"{number}.jpg").write_bytes(JPEG)
+    np.save(tmp_path / "0.npy", np.zeros((4, 4), np.float32))
+    tifffile.imwrite(tmp_path / "1.tif", np.zeros((4, 4), np.float32))
+    (tmp_path / "2.tif").write_bytes((tmp_path / "1.tif").read_bytes()[:60])
+    lines = ["0.jpg\t0.npy", "1.jpg\t1.tif", "2.jpg\t2.tif"]
+    index = open_index(write(tmp_path / "masks.txt", *lines, columns="image:path mask:path"))
+    found = check_index(index, decode=simplejpeg.decode_jpeg)
+    assert [(finding.sample_id, finding.path) for finding in found] == [(2, "2.tif")]
+
+
+def test_every_broken_image_of_a_shard_is_found_even_if_the_first_ones_are_broken(tmp_path: Path) -> None:
+    (tmp_path / "shard.tar").write_bytes(b"<html>404" * 20 + JPEG)
+    spans = [f"{9 * number}+9@shard.tar" for number in range(20)] + [f"180+{len(JPEG)}@shard.tar"]
+    index = open_index(write(tmp_path / "i.txt", *spans, columns="image:span"))
+    found = check_index(index, decode=simplejpeg.decode_jpeg)
+    assert [finding.sample_id for finding in found] == list(range(20))
 
 
 def test_files_beside_images_are_read_but_not_decoded_unless_they_are_images(tmp_path: Path) -> None:

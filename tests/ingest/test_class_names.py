@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from mpload import MPDataset, RawBytes, Topology, build_index, open_index
-from mpload.errors import ArgumentError
+from mpload.errors import ArgumentError, StorageError
+from mpload.ingest.class_names import with_labels
+from mpload.ingest.lists import open_list
 from tests.support.ingested import columns_of
 
 
@@ -43,11 +45,24 @@ def test_all_parts_of_a_split_have_all_classes(tmp_path: Path) -> None:
     assert {open_index(part).classes for part in parts} == {("x", "y", "z")}
 
 
+def test_a_source_that_changes_while_it_is_read_is_an_error(tmp_path: Path) -> None:
+    source = write(tmp_path, "a.jpg,x\nb.jpg,y\n")
+    with (
+        open_list(source) as rows,
+        pytest.raises(StorageError, match=r"has gained the class 'y' while it was read. Index it"),
+    ):
+        list(with_labels(rows, "label", ["x"]).cells)
+
+
 @pytest.mark.parametrize(
     ("text", "column", "message"),
     [
-        ("a.jpg,x\n", "species", r"classes_from='species': there is no such column of text or integers, only label"),
-        ("a.jpg,x\n", "image", "no such column of text or integers, only label"),
+        (
+            "a.jpg,x\n",
+            "species",
+            r"classes_from='species': there is no such column of text or integers. Give one of: label",
+        ),
+        ("a.jpg,x\n", "image", "no such column of text or integers. Give one of: label"),
         ("image,label,species\na.jpg,1,x\n", "species", "there is another column 'label'. Rename it"),
     ],
 )

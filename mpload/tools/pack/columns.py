@@ -3,6 +3,7 @@
 import json
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, Final
 
 import numpy as np
@@ -11,6 +12,7 @@ from mpload.errors import ArgumentError, MploadError, MploadWarning
 from mpload.index.columns import ColumnType
 from mpload.index.index import Index, Record
 from mpload.samples.masks import holds_values
+from mpload.samples.objects import stated_size
 from mpload.tools.pack.options import PackOptions
 
 __all__ = ["has_pixels", "kept_columns"]
@@ -40,11 +42,9 @@ def kept_columns(source: Index, options: PackOptions, read: Callable[[Record], S
     records = list(source.records(np.unique(np.linspace(0, len(source) - 1, _NUM_PROBED).astype(np.int64))))
     files = [column for column in source.columns if column.type.is_source]
     samples = []
-    for record in records:
-        try:
+    for record in records if len(files) > 1 else ():
+        with suppress(MploadError, OSError):  # raised again when the sample is packed
             samples.append(read(record))
-        except (MploadError, OSError):  # raised again when the sample is packed
-            continue
     of_column = {column.name: [sample[place] for sample in samples] for place, column in enumerate(files)}
     kept = tuple(name for name, data in of_column.items() if len(files) > 1 and holds_values(name, data))
     if kept and (options.decode is not None or len(kept) == len(files)):
@@ -79,11 +79,11 @@ def has_pixels(text: str, *, is_cropped: bool) -> bool:
         return False
     try:
         value = json.loads(text)
-    except (ValueError, RecursionError):
+        if isinstance(value, dict) and not is_cropped and stated_size(value) is not None:
+            return False
+        return _has_pixels(value, depth=0)
+    except (ValueError, RecursionError):  # not JSON, nested too deeply, or a wrong size
         return False
-    if isinstance(value, dict) and {"width", "height"} <= value.keys() and not is_cropped:
-        return False
-    return _has_pixels(value, depth=0)
 
 
 def _has_pixels(value: Any, *, depth: int) -> bool:
