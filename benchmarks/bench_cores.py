@@ -81,47 +81,50 @@ def endless(epoch: Callable[[int], Iterator[Any]]) -> Iterator[Any]:
         number += 1
 
 
-def run_many(work: Callable[[float], float], num_workers: int, seconds: float) -> float:
-    """Run `work(seconds)` in as many processes at once; return the sum of the rates that they return."""
+def run_many(work: Callable[[float], int], num_workers: int, seconds: float) -> tuple[float, float]:
+    """Run `work(seconds)` in as many processes at once; return how often it did its work per second, and for how much
+    CPU time each, in microseconds."""
     fork = multiprocessing.get_context("fork")
     barrier, queue = fork.Barrier(num_workers), fork.Queue()
 
     def process() -> None:
         work(WARM_SECONDS)
         barrier.wait(60)
-        queue.put(work(seconds))
+        start, cpu = time.perf_counter(), time.process_time()
+        num = work(seconds)
+        queue.put((num / (time.perf_counter() - start), 1e6 * (time.process_time() - cpu) / num))
 
     started = [fork.Process(target=process) for _ in range(num_workers)]
     for each in started:
         each.start()
-    rates = [queue.get(timeout=120) for _ in started]
+    rates, cpu_us = zip(*(queue.get(timeout=120) for _ in started), strict=True)
     for each in started:
         each.join(60)
-    return float(sum(rates))
+    return sum(rates), statistics.fmean(cpu_us)
 
 
-def loop(paths: list[Path], seconds: float) -> float:
-    """Return the images/s of a loop that reads and decodes photographs in a random order."""
+def loop(paths: list[Path], seconds: float) -> int:
+    """Read and decode photographs in a random order; return how many."""
     import mpload
 
     crop, rng = mpload.RandomResizedCrop(224), np.random.default_rng(os.getpid())
     out = np.empty((BATCH_SIZE, 224, 224, 3), np.uint8)
     start, num_images = time.perf_counter(), 0
-    while (taken := time.perf_counter() - start) < seconds:
+    while time.perf_counter() - start < seconds:
         data = paths[rng.integers(len(paths))].read_bytes()
         crop(data, rng, out=out[num_images % BATCH_SIZE])
         num_images += 1
-    return num_images / taken
+    return num_images
 
 
-def copy(num_bytes: int, seconds: float) -> float:
-    """Return the GB/s of copies, counting bytes read and bytes written."""
+def copy(num_bytes: int, seconds: float) -> int:
+    """Copy an array again and again; return how often."""
     source, target = np.ones(num_bytes, np.uint8), np.zeros(num_bytes, np.uint8)
     start, num_copies = time.perf_counter(), 0
-    while (taken := time.perf_counter() - start) < seconds:
+    while time.perf_counter() - start < seconds:
         np.copyto(target, source)
         num_copies += 1
-    return 2e-9 * num_copies * num_bytes / taken
+    return num_copies
 
 
 def tree_cpu_seconds() -> float:
@@ -132,10 +135,12 @@ def tree_cpu_seconds() -> float:
 
 def contestant(name: str, listing: Path, num_workers: int, seconds: float) -> dict[str, float]:
     if name == "copies":
-        return {"gb_per_second": round(run_many(partial(copy, COPY_BYTES), num_workers, seconds), 2)}
+        copies, _ = run_many(partial(copy, COPY_BYTES), num_workers, seconds)
+        return {"gb_per_second": round(2e-9 * COPY_BYTES * copies, 2)}  # bytes read and bytes written
     if name == "loops":
         paths = sorted(listing.parent.rglob("*.JPEG"))
-        return {"images_per_second": round(run_many(partial(loop, paths), num_workers, seconds), 1)}
+        images, cpu_us = run_many(partial(loop, paths), num_workers, seconds)
+        return {"images_per_second": round(images, 1), "cpu_us_per_image": round(cpu_us, 1)}
     return run_loader(name, listing, num_workers, seconds)
 
 

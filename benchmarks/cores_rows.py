@@ -48,11 +48,12 @@ def core_rates() -> dict[int, dict[str, float]]:
 
 
 def _found() -> dict[str, dict[int, Record]]:
-    """Return the figures by contestant and number of workers, of the machine that made the last record."""
-    records = latest_if_any("cores", "contestant", "num_workers")
+    """Return the figures by contestant and number of workers, of the machine and the epoch of the last record."""
+    records = latest_if_any("cores", "contestant", "num_workers", "epoch_samples")
     found: dict[str, dict[int, Record]] = {}
     for record in records:
-        if record["machine"] == records[-1]["machine"]:
+        last = records[-1]
+        if (record["machine"], record["case"]["epoch_samples"]) == (last["machine"], last["case"]["epoch_samples"]):
             found.setdefault(record["case"]["contestant"], {})[record["case"]["num_workers"]] = record["figures"]
     return found
 

@@ -26,6 +26,7 @@ from device_rows import COPY_HEADER, copy_rows, hidden_sentence, step_header, st
 from dlio_rows import DLIO_HEADER, dlio_rows
 from doctor_rows import DOCTOR_HEADER, doctor_rows
 from fault_rows import FAULT_HEADER, fault_rows
+from gpu_decode_rows import DECODERS_HEADER, RECEIVED_HEADER, decoder_rows, received_rows
 from hits import draw_hits
 from limited_rows import LIMITED_HEADER, limited_rows
 from mixture_rows import MIXTURE_HEADER, mixture_rows
@@ -334,10 +335,12 @@ TABLES: dict[str, Callable[[], str]] = {
     "collate": collate,
     "cores": lambda: markdown(core_header(), core_rows()),
     "gpu-ahead": device_ahead_by_peer,
+    "gpu-decoders": lambda: markdown(DECODERS_HEADER, decoder_rows()),
     "gpu-copies": lambda: markdown(COPY_HEADER, copy_rows()),
     "gpu-hidden": hidden_sentence,
     "gpu-machine": machine_sentence,
     "gpu-race": lambda: markdown(RACE_HEADER, race_rows()),
+    "gpu-received": lambda: markdown(RECEIVED_HEADER, received_rows()),
     "gpu-short": lambda: markdown(short_header(), short_rows()),
     "gpu-steps": lambda: markdown(step_header(), step_rows(), num_names=2),
     "gpu-summary": readme_sentence,

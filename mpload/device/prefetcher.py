@@ -4,13 +4,14 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
-from typing import Any, Generic
+from typing import Any, Generic, TypeAlias
 
 import torch
 from typing_extensions import TypeVar
 
 from mpload.device.carrier import Carrier
 from mpload.device.normalise import Normaliser
+from mpload.device.opening import OpenedBatches
 from mpload.device.seeding import BatchKey, PerSample, transformed
 from mpload.device.staging import tensors_of
 from mpload.device.streams import Mark, side_stream
@@ -23,7 +24,8 @@ __all__ = ["DevicePrefetcher", "DeviceStats"]
 
 Batch = TypeVar("Batch", default=Any)
 """The type of the batches that the prefetcher yields."""
-_END = object()
+State: TypeAlias = dict[str, Any] | None
+"""The state of the loader after a batch, if it has one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +60,7 @@ class _Sent:
 
     batch: Any
     ready: Mark
-    state: dict[str, Any] | None
+    state: State
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +179,7 @@ class DevicePrefetcher(Generic[Batch]):
             is_transformed=device_transform is not None,
         )
         self._iteration = 0
-        self._state: dict[str, Any] | None = None
+        self._state: State = None
         self._num_batches = 0
 
     def __len__(self) -> int:
@@ -240,8 +242,9 @@ class DevicePrefetcher(Generic[Batch]):
 
     def _batches(self, source: Iterator[Any], iteration: int) -> Generator[Any, None, None]:
         carrier = self._carrier
+        opened = OpenedBatches(source, unpacker=self._unpack, state_after=self._loader_state)
         ahead: deque[_Sent] = deque()
-        landed: tuple[Any, dict[str, Any] | None] | None = None
+        landed: tuple[Any, State] | None = None
         error: Exception | None = None
         is_over = False
         # Fetch two at a time until enough are ahead, so that the first batch does not wait for all of them. Without an
@@ -262,10 +265,10 @@ class DevicePrefetcher(Generic[Batch]):
                 while landed is not None or (not is_over and num_fetched < max_fetched):
                     if landed is None:
                         try:
-                            landed = self._fetched(source)
+                            landed = self._fetched(opened)
                         except SampleError as raised:  # only this batch has failed
                             failed = _Failed(raised)
-                            ahead.append(_Sent(batch=failed, ready=self._stream.mark(), state=self._loader_state()))
+                            ahead.append(_Sent(batch=failed, ready=self._stream.mark(), state=opened.state))
                             del failed
                             num_fetched += 1
                             continue
@@ -284,8 +287,10 @@ class DevicePrefetcher(Generic[Batch]):
                     number += 1
                 if not ahead:
                     break
-                yield self._handed_over(ahead.popleft(), num_ahead=len(ahead))  # no reference is kept here meanwhile
+                num_ahead = opened.num_ahead + (landed is not None) + len(ahead) - 1
+                yield self._handed_over(ahead.popleft(), num_ahead=num_ahead)  # no reference is kept here meanwhile
         finally:
+            opened.close()
             carrier.finish()
         if error is not None:
             try:
@@ -293,17 +298,18 @@ class DevicePrefetcher(Generic[Batch]):
             finally:
                 del error  # its traceback refers to this frame, and so to the loader
 
-    def _fetched(self, source: Iterator[Any]) -> tuple[Any, dict[str, Any] | None] | None:
+    def _fetched(self, opened: OpenedBatches[State]) -> tuple[Any, State] | None:
         """Start copying the next batch; return it and the state after it, or None after the last batch."""
-        batch = next(source, _END)
-        if batch is _END:
+        begun = next(opened, None)
+        if begun is None:
             return None
         with self._stream.entered():
-            batch = self._unpack(batch)
+            batch = self._unpack.finish(begun)
+        del begun
         lock = getattr(self.loader, "_lock_slot", _no_slot)
-        return self._carrier.land(batch, lock=lock), self._loader_state()
+        return self._carrier.land(batch, lock=lock), opened.state
 
-    def _sent(self, batch: Any, state: dict[str, Any] | None, number: int) -> _Sent:
+    def _sent(self, batch: Any, state: State, number: int) -> _Sent:
         """Queue the transform of a settled batch, and return the batch with a mark for when it is ready."""
         if self._transform is not None:
             with self._stream.entered():
@@ -333,7 +339,7 @@ class DevicePrefetcher(Generic[Batch]):
             return BatchKey(seed=self._seed, epoch=self._iteration, position=number, place=place)
         return BatchKey(seed=state["seed"], epoch=state["epoch"], position=state["position"], place=place)
 
-    def _loader_state(self) -> dict[str, Any] | None:
+    def _loader_state(self) -> State:
         return self.loader.state_dict() if hasattr(self.loader, "state_dict") else None
 
     def _of_loader(self, method: str) -> Callable[..., Any]:

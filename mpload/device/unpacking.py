@@ -2,8 +2,9 @@
 
 import warnings
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -11,16 +12,38 @@ import torch
 from mpload.device.drawing import DrawViews, find_draw_views
 from mpload.device.jpeg_decoders import DeviceDecoder, device_decoder
 from mpload.device.staging import map_leaves
-from mpload.device.streams import SideStream, side_stream
+from mpload.device.streams import Mark, SideStream, side_stream
 from mpload.errors import DecodeError, MploadWarning, SampleError
 from mpload.images.gpu_decode import EncodedImage
 from mpload.images.image import open_image
 
-__all__ = ["Unpacker"]
+__all__ = ["Begun", "Unpacker"]
+
+
+class _Drawn(NamedTuple):
+    """A tensor of images, and when all of them are drawn."""
+
+    images: torch.Tensor
+    done: Mark
+
+
+class Begun(NamedTuple):
+    """A batch whose images are being decoded."""
+
+    batch: Any
+    """The batch with a `Future` in the place of each list of encoded images."""
+    images: "list[Future[_Drawn]]"
+    """These futures."""
+
+    def wait(self) -> None:
+        """Wait until all images are decoded, or have failed."""
+        wait(self.images)
 
 
 class Unpacker:
     """Replaces lists of encoded images with tensors: uint8 [B, 3, H, W] in `channels_last`, on the device.
+
+    On an accelerator, a thread waits for the decoder, so that the caller can do other things meanwhile.
 
     The work has a stream of its own. torchvision takes the memory of decoded images from the current stream's pool, but
     writes to it on a stream that does not wait for the current one. So memory that is given back here must not have
@@ -46,15 +69,40 @@ class Unpacker:
         Raises:
             SampleError: a JPEG is damaged.
         """
-        return map_leaves(
-            batch,
-            lambda samples: self._images([EncodedImage.of(sample) for sample in samples]),
-            is_leaf=lambda value: isinstance(value, list) and bool(value) and all(map(EncodedImage.is_one, value)),
-        )
+        return self.finish(self.begin(batch))
+
+    @property
+    def is_async(self) -> bool:
+        """Whether the images of a batch are decoded between `begin` and `finish`, not by `begin` itself."""
+        return self._stream.is_async
+
+    def begin(self, batch: Any) -> Begun:
+        """Begin to decode the images of a batch. Batches are decoded one after the other."""
+        images: list[Future[_Drawn]] = []
+
+        def submit(samples: list[bytes | memoryview]) -> Future[_Drawn]:
+            images.append(self._submitted(samples))
+            return images[-1]
+
+        return Begun(map_leaves(batch, submit, is_leaf=_is_encoded), images)
+
+    def finish(self, begun: Begun) -> Any:
+        """Wait until the images are decoded, and return the batch with tensors of them.
+
+        Raises:
+            SampleError: a JPEG is damaged.
+        """
+        if not begun.images:
+            return begun.batch
+        return map_leaves(begun.batch, self._received, is_leaf=lambda value: isinstance(value, Future))
 
     @cached_property
     def _stream(self) -> SideStream:
         return side_stream(self._device)
+
+    @cached_property
+    def _thread(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(1, "mpload-decode")
 
     @cached_property
     def _decoder(self) -> DeviceDecoder | None:
@@ -72,15 +120,25 @@ class Unpacker:
     def _draw(self) -> DrawViews:
         return find_draw_views(self._device)
 
-    def _images(self, images: list[EncodedImage]) -> torch.Tensor:
-        with self._stream.entered():
-            out = self._drawn_images(images)
-            drawn = self._stream.mark()
-        self._stream.lead_consumer(drawn)
-        self._stream.lend(out)
-        return out
+    def _submitted(self, samples: list[bytes | memoryview]) -> "Future[_Drawn]":
+        if self.is_async:
+            return self._thread.submit(self._drawn, samples)
+        drawn: Future[_Drawn] = Future()
+        drawn.set_result(self._drawn(samples))
+        return drawn
 
-    def _drawn_images(self, images: list[EncodedImage]) -> torch.Tensor:
+    def _drawn(self, samples: list[bytes | memoryview]) -> _Drawn:
+        with self._stream.entered():
+            images = self._images([EncodedImage.of(sample) for sample in samples])
+            return _Drawn(images, self._stream.mark())
+
+    def _received(self, drawn: "Future[_Drawn]") -> torch.Tensor:
+        images, done = drawn.result()
+        self._stream.lead_consumer(done)
+        self._stream.lend(images)
+        return images
+
+    def _images(self, images: list[EncodedImage]) -> torch.Tensor:
         shown = images[0].view.shown
         shape = (len(images), shown.height, shown.width, 3)
         out = torch.empty(shape, dtype=torch.uint8, device=self._device)
@@ -110,6 +168,10 @@ class Unpacker:
             places = torch.tensor(numbers, device="cpu", pin_memory=pins)
             moved = (each.to(self._device, non_blocking=pins) for each in (places, pixels))
             out.index_copy_(0, *moved)
+
+
+def _is_encoded(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(map(EncodedImage.is_one, value))
 
 
 def _pixels(image: EncodedImage, number: int) -> np.ndarray[Any, np.dtype[np.uint8]]:

@@ -38,10 +38,10 @@ class EncodedImage:
         """Return the bytes that `of` reads."""
         view, shown = self.view, self.view.shown
         boxes = (*_numbers(view.box), *view.full, *_numbers(shown))
-        return _HEADER.pack(_MAGIC, self.is_jpeg, view.mirror, view.antialias, *boxes) + bytes(self.data)
+        return b"".join((_HEADER.pack(_MAGIC, self.is_jpeg, view.mirror, view.antialias, *boxes), self.data))
 
     @classmethod
-    def of(cls, sample: bytes) -> "EncodedImage":
+    def of(cls, sample: bytes | memoryview) -> "EncodedImage":
         """Read the result of `to_bytes`; `data` shares the memory of `sample`."""
         _, is_jpeg, mirror, antialias, *numbers = _HEADER.unpack_from(sample)
         full = (numbers[4], numbers[5])
@@ -54,7 +54,7 @@ class EncodedImage:
     @staticmethod
     def is_one(sample: object) -> bool:
         """Return whether a value of a batch is an encoded image."""
-        return isinstance(sample, bytes) and sample.startswith(_MAGIC)
+        return isinstance(sample, bytes | memoryview) and bytes(sample[: len(_MAGIC)]) == _MAGIC
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class GpuDecode:
     The regions are the same as if `crop` ran on the CPU. Pixels differ by rounding, and by more if the CPU would decode
     at a smaller scale. Workers decode what the device does not support (other formats, CMYK, EXIF orientations,
     truncated files), and the error policy applies there. A device may show a file that is damaged in the middle without
-    an error. Without a `DevicePrefetcher`, a batch holds a list of bytes.
+    an error. Without a `DevicePrefetcher`, a batch holds a list of bytes, or of memoryviews from an `MPLoader`.
 
     If the device decodes more slowly than the workers could, or the workers have nothing else to do, let both decode:
     choose a `share` with which neither waits. Which JPEGs the device decodes depends on seed, epoch and sample only.
@@ -110,7 +110,7 @@ class GpuDecode:
             return EncodedImage(view=view, is_jpeg=True, data=data).to_bytes()
         pixels = np.empty(crop.output_shape, np.uint8)
         image.draw(view, pixels)
-        return EncodedImage(view=view, is_jpeg=False, data=pixels.tobytes()).to_bytes()
+        return EncodedImage(view=view, is_jpeg=False, data=pixels.data).to_bytes()
 
 
 def _device_can_decode(image: Image) -> bool:

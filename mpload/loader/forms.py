@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from mpload.errors import ArgumentError, SampleError
 from mpload.images.decoders import ImageDecoder, RawBytes
+from mpload.images.gpu_decode import GpuDecode
 from mpload.index.text import MAX_LINE_BYTES
 from mpload.samples.batch import DTYPES
 from mpload.samples.index_work import described_sample, pickled_template
@@ -39,6 +40,8 @@ class Kind(StrEnum):
     VARIED = auto()
     """Arrays whose shapes may differ. In a batch: an array if all shapes are equal, else a list."""
     BYTES = auto()
+    ENCODED = auto()
+    """Images that `GpuDecode` left to the device. In a batch: a list of memoryviews, which share the slot's memory."""
     TEXT = auto()
 
 
@@ -84,7 +87,7 @@ def _same_for_all(pipeline: Pipeline, find: Callable[[Sequence[int]], T], shown:
 
 def _described(form: Form) -> str:
     field = form.field
-    if form.kind in {Kind.BYTES, Kind.TEXT}:
+    if form.kind in {Kind.BYTES, Kind.ENCODED, Kind.TEXT}:
         return f"{field.name}: {form.kind}"
     shape = field.shape if isinstance(field, Field) else ("?",) * field.num_dims
     return f"{field.name}: {np.dtype(field.dtype)}[{', '.join(map(str, shape))}]"
@@ -122,7 +125,8 @@ def _forms_of(pipeline: Pipeline, *, batch_size: int, sample_ids: Sequence[int])
         value = described[number]
         if value["shape"] is None:
             ragged = RaggedField(name=column.name, max_sample_bytes=room_bytes)
-            forms.append(Form(field=ragged, kind=Kind.BYTES))
+            is_encoded = isinstance(pipeline.decode, GpuDecode) and pipeline.transform is None
+            forms.append(Form(field=ragged, kind=Kind.ENCODED if is_encoded else Kind.BYTES))
         elif pipeline.output_shape is not None or not value["shape"]:
             field = Field(name=column.name, shape=tuple(value["shape"]), dtype=value["dtype"])
             forms.append(Form(field=field, kind=Kind.ALIKE))
@@ -202,6 +206,8 @@ def columns_of(
             continue
         if form.kind is Kind.VARIED:
             columns.append(array.stacked(kept))
+        elif form.kind is Kind.ENCODED:
+            columns.append(array.memoryviews(kept))
         else:
             columns.append(array.strings(kept, as_text=form.kind is Kind.TEXT))
     return columns

@@ -198,6 +198,11 @@ class RaggedArray:
         values = [self._area[start : start + size].tobytes() for start, size in parts]
         return [value.decode("utf-8", "surrogateescape") for value in values] if as_text else values
 
+    def memoryviews(self, kept: NDArray[np.int64] | None) -> list[memoryview]:
+        """Return the bytes of all samples, or of those in `kept`, without a copy."""
+        numbers = range(len(self)) if kept is None else kept.tolist()
+        return [self[number].data for number in numbers]
+
     def stacked(self, kept: NDArray[np.int64] | None) -> NDArray[Any] | list[NDArray[Any]]:
         """Return all samples, or those in `kept`: copied to one array if all have one shape, else a list of views."""
         starts, shapes = self._starts, self._shapes

@@ -291,3 +291,20 @@ def test_only_crops_can_be_left_to_the_device() -> None:
     with pytest.raises(ArgumentError, match="crop must be a RandomResizedCrop or ResizeCenterCrop, got ImageDecoder"):
         GpuDecode(ImageDecoder())  # type: ignore[arg-type]
     assert GpuDecode(RandomResizedCrop(8, max_pixels=99)).limits.max_pixels == 99
+
+
+@pytest.mark.processes
+def test_a_loader_hands_encoded_images_over_without_a_copy_and_leaves_them_unchanged_while_they_are_held(
+    photo_tree: Path,
+) -> None:
+    index = build_index(photo_tree, photo_tree.with_name("encoded.txt"))
+    decode = GpuDecode(RandomResizedCrop(32), share=0.5)
+
+    def dataset() -> MPDataset:
+        return MPDataset(index, decode=decode, batch_size=4, shuffle=True, tail="ragged", topology=Topology())
+
+    expected = [samples for samples, _ in dataset()]
+    with MPLoader(dataset(), num_workers=2) as loader:
+        held = [samples for samples, _ in loader]
+    assert all(isinstance(sample, memoryview) for samples in held for sample in samples)
+    assert [[bytes(sample) for sample in samples] for samples in held] == expected
