@@ -79,20 +79,26 @@ class EngineDecoder:
     def __call__(self, files: Sequence[ImageBytes], boxes: Sequence[Box], /) -> list[torch.Tensor | None]:
         """Decode the boxes; see `DeviceDecoder`."""
         streams = [self._stream(file, box) for file, box in zip(files, boxes, strict=True)]
-        readable = [stream for stream in streams if stream is not None]
+        decoded = iter(self._decoded([stream for stream in streams if stream is not None]))
+        images = [None if stream is None else next(decoded) for stream in streams]
+        return [None if image is None else from_dlpack(image).permute(2, 0, 1) for image in images]
+
+    def _decoded(self, streams: list[Any]) -> list[Any | None]:
+        """Return the images, in the memory of those before as far as it suffices; None for what cannot be decoded."""
         memory, self._memory = self._memory, []
-        decoded = iter(
-            self._decoder.decode(
-                readable,
-                images=memory[: len(readable)] if len(memory) >= len(readable) else None,
+        try:
+            images: list[Any | None] = self._decoder.decode(
+                streams,
+                images=memory[: len(streams)] if len(memory) >= len(streams) else None,
                 params=self._params,
                 cuda_stream=torch.cuda.current_stream(self._device).cuda_stream,
             )
-        )
-        images = [None if stream is None else next(decoded) for stream in streams]
-        if None not in images:
+        except RuntimeError as error:
+            _warn_of_none(len(streams), error)
+            return [None for _ in streams]
+        if all(image is not None for image in images):
             self._memory = [*images, *memory[len(images) :]]
-        return [None if image is None else from_dlpack(image).permute(2, 0, 1) for image in images]
+        return images
 
     def _stream(self, file: ImageBytes, box: Box) -> Any | None:
         region = self._codec.Region(box.top, box.left, box.top + box.height, box.left + box.width)
@@ -124,12 +130,8 @@ class TorchvisionDecoder:
             images: list[torch.Tensor | None] = list(self._decode(encoded))
         except RuntimeError as error:
             images = [self._decoded_alone(file) for file in encoded]
-            if len(files) > 1 and not any(image is not None for image in images):
-                warnings.warn(
-                    f"the device decodes none of {len(files)} JPEGs, so this process does, which is slow: {error}",
-                    MploadWarning,
-                    stacklevel=2,
-                )
+            if not any(image is not None for image in images):
+                _warn_of_none(len(files), error)
         return [image if image is None else _part(image, box) for image, box in zip(images, boxes, strict=True)]
 
     def _decode(self, encoded: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -140,6 +142,15 @@ class TorchvisionDecoder:
             return self._decode([file])[0]
         except RuntimeError:
             return None
+
+
+def _warn_of_none(num_files: int, error: RuntimeError) -> None:
+    if num_files > 1:
+        warnings.warn(
+            f"the device decodes none of {num_files} JPEGs, so this process does, which is slow: {error}",
+            MploadWarning,
+            stacklevel=3,
+        )
 
 
 def _tensor(file: ImageBytes) -> torch.Tensor:
