@@ -190,10 +190,11 @@ def columns_of(
     kept: NDArray[np.int64] | None,
     *,
     joined: Mapping[str, Any] = MappingProxyType({}),
+    copies_images: bool = False,
 ) -> list[Any]:
     """Return a slot's arrays as columns of a batch, as `Pipeline.batch` does: of all samples, or of those in `kept`.
 
-    Those in `joined`, by field, are taken from there.
+    Those in `joined`, by field, are taken from there. With `copies_images`, encoded images are `bytes` too.
     """
     columns: list[Any] = []
     for form in forms:
@@ -206,7 +207,7 @@ def columns_of(
             continue
         if form.kind is Kind.VARIED:
             columns.append(array.stacked(kept))
-        elif form.kind is Kind.ENCODED:
+        elif form.kind is Kind.ENCODED and not copies_images:
             columns.append(array.memoryviews(kept))
         else:
             columns.append(array.strings(kept, as_text=form.kind is Kind.TEXT))

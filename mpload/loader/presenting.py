@@ -146,7 +146,8 @@ class SlotPresenter:
             CollateError: The user's callable raised an error.
         """
         if self.template is None:
-            columns = columns_of(self.forms, arrays, kept, joined=joined)
+            has_callable = self.presenter.callable is not None  # which may not know what to do with a memoryview
+            columns = columns_of(self.forms, arrays, kept, joined=joined, copies_images=has_callable)
             return self.presenter.present(columns, batch_seed)
         leaves = columns_of_leaves(self.template, arrays, kept, but=joined)
         return self.presenter.present_leaves(self.template, {**leaves, **joined}, batch_seed)

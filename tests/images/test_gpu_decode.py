@@ -308,3 +308,16 @@ def test_a_loader_hands_encoded_images_over_without_a_copy_and_leaves_them_uncha
         held = [samples for samples, _ in loader]
     assert all(isinstance(sample, memoryview) for samples in held for sample in samples)
     assert [[bytes(sample) for sample in samples] for samples in held] == expected
+
+
+def first_of_each(samples: list[tuple[Any, Any]]) -> list[Any]:
+    return [type(image) for image, _ in samples]
+
+
+@pytest.mark.processes
+def test_a_callable_that_makes_batches_gets_bytes(photo_tree: Path) -> None:
+    index = build_index(photo_tree, photo_tree.with_name("collated.txt"))
+    decode = GpuDecode(RandomResizedCrop(32))
+    dataset = MPDataset(index, decode=decode, batch_size=2, collate=first_of_each, topology=Topology())
+    with MPLoader(dataset, num_workers=1) as loader:
+        assert next(iter(loader)) == [bytes, bytes]
