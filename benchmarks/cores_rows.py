@@ -53,7 +53,10 @@ def _found() -> dict[str, dict[int, Record]]:
     found: dict[str, dict[int, Record]] = {}
     for record in records:
         last = records[-1]
-        if (record["machine"], record["case"]["epoch_samples"]) == (last["machine"], last["case"]["epoch_samples"]):
+        if (record["machine"], record["case"].get("epoch_samples")) == (
+            last["machine"],
+            last["case"].get("epoch_samples"),
+        ):
             found.setdefault(record["case"]["contestant"], {})[record["case"]["num_workers"]] = record["figures"]
     return found
 
