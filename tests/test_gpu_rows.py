@@ -46,6 +46,7 @@ def reported(folder: Path, records: dict[str, list[dict[str, Any]]]) -> str:
     return page.read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_pages_can_be_written_before_a_gpu_has_made_records(tmp_path: Path) -> None:
     page = reported(tmp_path, {})
@@ -53,6 +54,7 @@ def test_pages_can_be_written_before_a_gpu_has_made_records(tmp_path: Path) -> N
     assert "onto the GPU, " not in page
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_a_race_without_training_steps_and_steps_without_copies_leave_gaps(tmp_path: Path) -> None:
     steps = {f"{feed}_step_ms": 2.0 for feed in ("resident", "prefetcher", "data_prefetcher", "plain")}

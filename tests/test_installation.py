@@ -118,6 +118,7 @@ def decode_without_native(code: str, *arguments: Path, folder: Path) -> str:
     return ran.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="workers need Linux")
 def test_a_missing_native_decoder_gives_one_warning_and_none_in_workers(index: Path, tmp_path: Path) -> None:
     twice = "import warnings; warnings.simplefilter('always'); import mpload; mpload.RandomResizedCrop(8); "

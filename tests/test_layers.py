@@ -171,6 +171,7 @@ def test_importing_mpload_loads_nothing_heavy() -> None:
     assert loaded_by("import mpload").isdisjoint({"torch", "pyarrow", "numpy", "cv2"})
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_a_loader_imports_nothing_that_its_first_batch_does_not_need() -> None:
     loaded = loaded_by("from mpload import MPDataset, MPLoader, RandomResizedCrop")

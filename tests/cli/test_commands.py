@@ -136,6 +136,7 @@ def test_check_lists_the_invalid_lines_of_an_index_that_cannot_be_opened(tmp_pat
     assert "only its lines were checked" in mpload("inspect", path, "--check").stdout
 
 
+@pytest.mark.slow
 def test_findings_go_to_the_working_folder_if_the_folder_of_the_index_is_read_only(index: Path, tmp_path: Path) -> None:
     sorted((tmp_path / "photos").glob("*/*"))[5].write_bytes(b"no photo")
     command = [sys.executable, "-m", "mpload", "inspect", str(index), "--check"]
@@ -346,6 +347,7 @@ def _read_terminal(terminal: int) -> bytes:
         return b""
 
 
+@pytest.mark.slow
 def test_progress_is_drawn_only_on_a_terminal(photos: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "mpload", "index", str(photos), "-o", str(tmp_path / "all.txt")]
     stdout, drawn = run_on_a_terminal(command)

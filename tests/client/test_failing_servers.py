@@ -238,6 +238,7 @@ def test_answer_that_drips_is_given_up(folder: Path) -> None:
         assert ids(loader) == ids(dataset(folder))
 
 
+@pytest.mark.slow
 def test_slow_server_is_asked_a_second_time_elsewhere(folder: Path) -> None:
     slow = threading.Event()
 

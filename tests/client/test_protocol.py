@@ -131,6 +131,7 @@ def test_a_damaged_answer_is_refused_or_is_an_answer(data: st.DataObject) -> Non
         return
 
 
+@pytest.mark.slow
 @given(JSON)
 @settings(max_examples=300)
 def test_any_head_of_an_answer_is_refused_or_can_be_read(found: Any) -> None:

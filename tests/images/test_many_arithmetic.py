@@ -77,6 +77,7 @@ def _random_crops(draw: st.DrawFn) -> RandomResizedCrop:
     )
 
 
+@pytest.mark.slow
 @settings(max_examples=1000, deadline=None)
 @given(
     crop=_random_crops() | st.just(RandomResizedCrop(224)),
@@ -99,6 +100,7 @@ def test_every_random_crop_is_the_one_that_python_chooses(
     assert parts.stored_view((height, width, orientation), shown) == python_view(image, view)
 
 
+@pytest.mark.slow
 @settings(max_examples=1000, deadline=None)
 @given(size=_SIZES, more=st.none() | st.integers(0, 3000), height=_SIDES, width=_SIDES, orientation=st.integers(1, 8))
 def test_every_centre_crop_is_the_one_that_python_chooses(

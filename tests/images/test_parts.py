@@ -64,6 +64,7 @@ def test_views_of_any_jpeg_do_not_depend_on_how_it_was_decoded(
     check(jpeg(variety), wanted, backend)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", BACKENDS)
 @given(wanted=views())
 def test_views_of_a_jpeg_without_its_last_scan_have_the_pixels_of_a_full_decode(

@@ -67,6 +67,7 @@ def views(draw: st.DrawFn) -> tuple[StoredView, tuple[int, int]]:
     return StoredView(SIZE, 1, box, full, corner, draw(st.booleans()), draw(st.booleans())), (rows, columns)
 
 
+@pytest.mark.slow
 @settings(max_examples=500)
 @given(view=views())
 def test_pixels_do_not_depend_on_the_instructions(
@@ -94,6 +95,7 @@ def gcc() -> str:
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_rows_of_all_sizes_are_resized_alike_within_their_buffers(gcc: str, tmp_path: Path) -> None:
     program = tmp_path / "check"

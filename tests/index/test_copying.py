@@ -115,6 +115,7 @@ def test_an_index_at_a_url_is_copied_once_with_its_sidecar_and_reads_as_the_loca
     MPDataset(f"{server.url}/train.txt", decode=RandomResizedCrop(8), storage=LIMITS)
 
 
+@pytest.mark.slow
 def test_processes_that_start_at_once_make_one_copy(server: Server) -> None:
     command = [sys.executable, "-c", OPEN, f"{server.url}/train.txt"]
     running = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(4)]

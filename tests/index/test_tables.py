@@ -35,6 +35,7 @@ assert sorted(os.listdir(disk)) in (before, sorted([*before, "cache"]))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_a_table_that_does_not_fit_on_the_disk_is_an_error_that_says_so(tmp_path: Path) -> None:
     before = ["unshare", "-m", "sh", "-c", f'mount -t tmpfs -o size=8m mpload {tmp_path} && exec "$@"', "sh"]

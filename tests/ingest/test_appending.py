@@ -41,6 +41,7 @@ def rows_of(path: Path) -> list[list[Any]]:
     return [[str(path), index.classes[label]] for path, label in zip(cells_of(index), index.labels[:], strict=True)]
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps=st.lists(names, min_size=2, max_size=4))
 def test_lines_and_classes_stay_and_every_file_that_ever_was_there_is_listed_once(
@@ -251,6 +252,7 @@ def test_what_is_left_out_is_told_and_options_are_those_of_the_index(tmp_path: P
     assert append_to_index(folder, out, folder=options).num_new == 1
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_an_append_killed_at_any_step_leaves_the_old_index_or_the_new_one_and_readers_see_no_other(
     tmp_path: Path,

@@ -280,6 +280,7 @@ def test_what_is_not_json_is_refused(tmp_path: Path, text: str) -> None:
         build_index(tmp_path / "x.json", tmp_path / "x.txt")
 
 
+@pytest.mark.slow
 def test_a_large_file_takes_bounded_memory(tmp_path: Path) -> None:
     images = [{"id": n, "file_name": f"{n}.jpg", "width": 640, "height": 480} for n in range(300)]
     segment = {"size": [480, 640], "counts": "x" * 4000}

@@ -53,6 +53,7 @@ def test_any_findings_have_a_verdict_and_a_remedy_gains_no_more_than_the_need(fo
         assert stage.share is None or 0 <= stage.share <= 1
 
 
+@pytest.mark.slow
 @given(findings())
 def test_all_bars_of_a_chart_have_the_same_linear_scale(found: Facts) -> None:
     verdict = judge(found)

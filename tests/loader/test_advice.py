@@ -158,6 +158,7 @@ def test_a_real_loader_gives_each_piece_of_advice_once() -> None:
     assert "they wait, not compute" in str(warning.message)
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.skipif(sys.platform != "linux", reason="worker pools need Linux")
 def test_advice_names_the_line_of_the_users_loop(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,6 +42,7 @@ def is_alive(pid: int) -> bool:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
 
 
+@pytest.mark.slow
 def test_a_plain_process_is_forked_and_one_with_threads_is_not() -> None:
     program = Path(forked_program.__file__)
     done = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=120, check=False)

@@ -29,6 +29,7 @@ def sparse(path: Path, num_bytes: int) -> str:
     return path.name
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_a_sample_of_300_mib_passes_through_a_worker(tmp_path: Path) -> None:
     (tmp_path / "all.txt").write_text(sparse(tmp_path / "large", 300 * MIB) + "\n")

@@ -55,6 +55,7 @@ def test_errors_name_wrong_arguments(photos: Path, options: dict[str, Any], mess
         MPLoader(MPDataset(photos, topology=Topology()), num_workers=1)
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.new_interpreters
 def test_the_budget_that_the_error_suggests_is_the_least_that_is_accepted(photos: Path) -> None:

@@ -31,6 +31,7 @@ def nothing_left() -> Iterator[None]:
         gc.collect()
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.usefixtures("nothing_left")
 def test_closing_collecting_and_releasing_leave_nothing(folder: Path) -> None:

@@ -186,6 +186,7 @@ def test_epoch_that_is_left_early_leaves_no_answer_to_the_next(folder: Path) -> 
                 assert same(next(batches), next(right))
 
 
+@pytest.mark.slow
 def test_equal_jobs_ask_the_same_server_for_the_same_samples(folder: Path) -> None:
     def dataset() -> MPDataset[Any]:
         return numbers(folder, 1200, batch_size=48, seed=3)

@@ -41,6 +41,7 @@ def spans_of(batches: Sequence[Any], *, num_samples: int = NUM_SAMPLES) -> list[
     return sorted((start, end) for _, start, end in rows)
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.parametrize("options", [PoolOptions(), PoolOptions(starts_fresh=True)], ids=["forked", "fresh"])
 def test_images_too_large_for_a_share_are_decoded_one_at_a_time(tmp_path: Path, options: PoolOptions) -> None:

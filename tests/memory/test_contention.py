@@ -34,6 +34,7 @@ print(json.dumps(asdict(contention_between(before, after, num_cores=usable_cores
 """
 
 
+@pytest.mark.slow
 def test_a_process_is_a_neighbour_unless_it_belongs_to_the_job() -> None:
     with subprocess.Popen([sys.executable, "-c", _BURN]) as burning:
         try:

@@ -267,6 +267,7 @@ def test_however_often_weights_change_no_source_falls_behind(
     assert abs(deviations).max() < 16  # a window of 64 positions without a change: up to 8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gap", [1, 10, 64, 100, 1000])
 def test_the_same_weights_again_and_again_are_like_no_change(gap: int) -> None:
     phases = tuple(Phase(start=start, shares=Shares((1, 20, 79))) for start in range(0, 6400, gap))
@@ -275,6 +276,7 @@ def test_the_same_weights_again_and_again_are_like_no_change(gap: int) -> None:
     assert abs(deviations).max() < 12
 
 
+@pytest.mark.slow
 @settings(max_examples=25)
 @given(
     weights=st.lists(st.tuples(*[st.integers(10**5, 10**9)] * 3), min_size=30, max_size=40),

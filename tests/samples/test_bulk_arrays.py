@@ -49,6 +49,7 @@ def made(worker: OneWorker, chunk_samples: int) -> tuple[list[Any], list[Any]]:
 right = st.integers(0, 900).map(lambda offset: f"{offset}+{{size}}@rows.bin")
 
 
+@pytest.mark.slow
 @settings(max_examples=80)
 @given(
     st.sampled_from(FORMS),
@@ -91,6 +92,7 @@ def test_rows_in_the_other_byte_order_are_made_one_by_one(folder: Path) -> None:
     np.testing.assert_array_equal(rows, [np.frombuffer(data, decode.dtype, 2, offset) for offset in (0, 1)])
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.filterwarnings("ignore:a bad sample")
 def test_rows_that_vanish_from_a_mapped_shard_are_bad_samples_and_all_others_arrive(tmp_path: Path) -> None:

@@ -75,6 +75,7 @@ objects = st.fixed_dictionaries(
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(
     st.lists(st.lists(objects, max_size=5), min_size=1, max_size=4), st.sampled_from(get_args(BoxFormat)),

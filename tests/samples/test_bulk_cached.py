@@ -111,6 +111,7 @@ def test_bytes_are_the_same(files: Path, tmp_path: Path, fraction: float, *, as_
     assert counts == [[0, NUM_FILES], [held, NUM_FILES - held], [held, NUM_FILES - held]]
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.parametrize("decode", [CROP, {"views": Views(of="image", a=(2, CROP))}])
 def test_images_of_all_kinds_and_broken_ones_are_the_same(photos: Path, tmp_path: Path, decode: Any) -> None:

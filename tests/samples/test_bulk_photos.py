@@ -55,6 +55,7 @@ def made(worker: OneWorker, chunk_samples: int) -> tuple[Any, Any]:
     return [np.asarray(column).tobytes() for column in columns], described
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_photos_made_in_bulk_are_those_made_one_by_one(folder: Path, data: st.DataObject) -> None:

@@ -208,6 +208,7 @@ def test_a_process_forked_while_a_thread_opens_a_file_can_open_it_too(
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_processes_forked_while_threads_read_can_read_too(root: Path) -> None:
     storage = LmdbStorage(root)

@@ -259,6 +259,7 @@ def read_trusting(url: str, authority: Path, **environment: str) -> str:
     return subprocess.run(command, env=trusting, check=True, capture_output=True, text=True, timeout=60).stdout.strip()
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.parametrize(
     ("subject", "days", "message"),

@@ -266,6 +266,7 @@ def test_samples_that_are_read_ahead_meet_the_same_limits(
         assert re.search(r"(no answer in time|connection refused).*retry_seconds=2", message)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_the_error_of_a_batch_without_samples_names_the_first_causes(
     num_workers: int, files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -70,6 +70,7 @@ def photos(photo_tree: Path) -> Path:
     return build_index(photo_tree, photo_tree.with_name("stats.txt"))
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.new_interpreters
 @needs_linux

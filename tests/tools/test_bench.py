@@ -226,6 +226,7 @@ def test_a_case_that_does_not_fit_is_skipped_and_its_list_is_not_written(tmp_pat
     assert "TiB" in memory_tables([last])[0].rows[0][-1]
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_a_failed_case_reports_why(tmp_path: Path) -> None:
     case = MemoryCase(loader="list-fork", num_samples=1, num_workers=0)

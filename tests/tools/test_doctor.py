@@ -58,6 +58,7 @@ def test_the_cached_share_of_samples_falls_when_files_are_evicted(tmp_path: Path
     assert 0.2 < share < 0.8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.quiet] * (name in _QUIET) + _MARKS.get(name, [])) for name in STAGED]
 )

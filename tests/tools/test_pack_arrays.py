@@ -145,6 +145,7 @@ def test_an_index_of_pairs_of_files_is_refused(tmp_path: Path) -> None:
         options(resize_short=8)
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_any_number_of_workers_writes_the_same_rows_and_a_changed_one_is_found(photos: Path, tmp_path: Path) -> None:
     small = options(decode=16, shard_bytes=4_000)

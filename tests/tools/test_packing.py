@@ -80,6 +80,7 @@ def test_shards_are_tar_files_in_the_layout_of_webdataset(index: Path, tmp_path:
     assert samples(again) == there
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_any_number_of_workers_writes_the_same_bytes(index: Path, tmp_path: Path) -> None:
     options = PackOptions(shard_bytes=20 * KIB, resize_short=48, shuffle_seed=3)
@@ -177,6 +178,7 @@ except mpload.MploadError as error:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_a_script_without_a_main_guard_gets_an_error_that_shows_it(index: Path, tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(UNGUARDED)

@@ -24,6 +24,7 @@ SECOND = SlotLayout(
 THIRD = SlotLayout(num_samples=8, fields=(Field(name="number", dtype="float32"),), meaning=b"floats")
 
 
+@pytest.mark.slow
 def test_slots_have_the_layout_that_was_the_newest_when_they_were_taken() -> None:
     ring = SlotRing(num_slots=2, layout=FIRST)
     workers = SlotRing.attach(os.dup(ring.fd), num_slots=2, layout=FIRST)

@@ -103,6 +103,7 @@ def test_an_iteration_that_runs_out_of_descriptors_loses_and_repeats_no_batch() 
     assert (done.stdout, done.stderr) == ("19\n", "")
 
 
+@pytest.mark.slow
 def test_a_pool_that_runs_out_of_descriptors_at_any_point_of_its_start_leaves_none_open() -> None:
     done = run("""
         make().close()

@@ -87,6 +87,7 @@ def test_hundreds_of_kills_change_no_batch() -> None:
             check_stream(pool, 1200)
 
 
+@pytest.mark.slow
 def test_a_new_zygote_that_is_killed_while_it_starts_is_replaced_too(monkeypatch: pytest.MonkeyPatch) -> None:
     with WorkerPool(Numbers(), LAYOUT, num_slots=4, num_workers=1) as pool:
         check_stream(pool, 5)

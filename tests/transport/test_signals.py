@@ -113,6 +113,7 @@ def test_the_death_of_the_parent_ends_all_processes(number: signal.Signals, star
         process.communicate()
 
 
+@pytest.mark.slow
 def test_only_the_parent_reacts_to_ctrl_c_in_the_process_group() -> None:
     script = """
         from mpload.errors import WorkerError

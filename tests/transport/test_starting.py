@@ -100,6 +100,7 @@ def test_a_zygote_that_is_killed_at_every_start_ends_the_job_after_max_restarts(
     assert all("while it loaded the work (SIGKILL)" in line for line in caught.value.history)
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_a_zygote_that_is_killed_at_every_start_ends_the_job_after_the_time_limit(tmp_path: Path) -> None:
     log, options = tmp_path / "starts", PoolOptions(start_timeout_seconds=1.5)

@@ -145,6 +145,7 @@ class TakesLongToLoad(Numbers):
         return time.sleep, (3600,)
 
 
+@pytest.mark.slow
 def test_a_zygote_that_dies_or_hangs_while_loading_is_an_error() -> None:
     with leaves_nothing(), pytest.raises(WorkerError, match=r"died while it loaded the work .exit status 3"):
         WorkerPool(DiesWhileLoading(), LAYOUT, num_slots=2, num_workers=1)
@@ -161,6 +162,7 @@ class CannotOpen(Numbers):
         raise FileNotFoundError("train.lmdb")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("starts_fresh", [False, True])
 def test_a_worker_that_cannot_open_ends_the_job_with_its_traceback(starts_fresh: bool) -> None:
     options = PoolOptions(starts_fresh=starts_fresh)
