@@ -1,4 +1,4 @@
-"""Takes batches from a loader, and begins to decode the images of the next one while a batch is used."""
+"""Takes batches from a loader, and decodes the images of the next one while the caller uses a batch."""
 
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -24,8 +24,8 @@ class _Taken(NamedTuple, Generic[State]):
 class OpenedBatches(Iterator[Begun], Generic[State]):
     """The batches of a loader whose images are being decoded.
 
-    Where a thread decodes, a batch is taken from the loader before the one in front of it is returned. An error of the
-    loader is raised when its turn comes.
+    Where a thread decodes, `look_ahead` takes the next batch. Call it once the batch before has been copied, because a
+    loader may fill the same tensors again. An error of the loader is raised when its turn comes.
 
     Args:
         batches: the batches.
@@ -49,10 +49,7 @@ class OpenedBatches(Iterator[Begun], Generic[State]):
     def __next__(self) -> Begun:
         if not self._taken:
             self._take()
-        first = self._taken[0]
-        if first.begun is not None and first.begun.images and self._unpacker.is_async and len(self._taken) == 1:
-            self._take()
-        self._taken.popleft()
+        first = self._taken.popleft()
         self.state = first.state
         if first.begun is not None:
             return first.begun
@@ -60,6 +57,11 @@ class OpenedBatches(Iterator[Begun], Generic[State]):
             raise first.error or StopIteration
         finally:
             del first  # the traceback of the error refers to this frame
+
+    def look_ahead(self, after: Begun) -> None:
+        """Begin to decode the next batch, if the images of the batch `after` were decoded by a thread."""
+        if after.images and self._unpacker.is_async and not self._taken:
+            self._take()
 
     def _take(self) -> None:
         try:
@@ -76,4 +78,4 @@ class OpenedBatches(Iterator[Begun], Generic[State]):
         while self._taken:
             taken = self._taken.popleft()
             if taken.begun is not None:
-                taken.begun.wait()
+                self._unpacker.wait(taken.begun)

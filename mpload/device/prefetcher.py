@@ -188,8 +188,8 @@ class DevicePrefetcher(Generic[Batch]):
 
     def __iter__(self) -> Iterator[Batch]:
         self._iteration += 1
-        self._state = None
         batches = iter(self.loader)
+        self._state = self._loader_state()  # that of the loader counts batches ahead as soon as there are some
         self._note_ahead(0)
         return _Received(self._batches(batches, self._iteration))
 
@@ -290,8 +290,9 @@ class DevicePrefetcher(Generic[Batch]):
                 num_ahead = opened.num_ahead + (landed is not None) + len(ahead) - 1
                 yield self._handed_over(ahead.popleft(), num_ahead=num_ahead)  # no reference is kept here meanwhile
         finally:
-            opened.close()
-            carrier.finish()
+            if not self._unpack.is_decoding_thread():  # where the garbage collector ends an iteration left in a cycle
+                opened.close()
+                carrier.finish()
         if error is not None:
             try:
                 raise error
@@ -305,9 +306,11 @@ class DevicePrefetcher(Generic[Batch]):
             return None
         with self._stream.entered():
             batch = self._unpack.finish(begun)
-        del begun
         lock = getattr(self.loader, "_lock_slot", _no_slot)
-        return self._carrier.land(batch, lock=lock), opened.state
+        fetched = self._carrier.land(batch, lock=lock), opened.state
+        del batch
+        opened.look_ahead(begun)
+        return fetched
 
     def _sent(self, batch: Any, state: State, number: int) -> _Sent:
         """Queue the transform of a settled batch, and return the batch with a mark for when it is ready."""

@@ -1,8 +1,11 @@
 """Decodes, crops and resizes the images that workers left to the device; on the CPU if the device cannot."""
 
+import os
+import threading
 import warnings
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -19,6 +22,8 @@ from mpload.images.image import open_image
 
 __all__ = ["Begun", "Unpacker"]
 
+_THREAD_NAME = "mpload-decode"
+
 
 class _Drawn(NamedTuple):
     """A tensor of images, and when all of them are drawn."""
@@ -34,10 +39,6 @@ class Begun(NamedTuple):
     """The batch with a `Future` in the place of each list of encoded images."""
     images: "list[Future[_Drawn]]"
     """These futures."""
-
-    def wait(self) -> None:
-        """Wait until all images are decoded, or have failed."""
-        wait(self.images)
 
 
 class Unpacker:
@@ -60,6 +61,7 @@ class Unpacker:
     ) -> None:
         self._device = device
         self._find_decoder = find_decoder
+        self._pid = os.getpid()
 
     def __call__(self, batch: Any) -> Any:
         """Return the batch, a tree of values as in `map_leaves`, with all encoded images decoded.
@@ -96,13 +98,23 @@ class Unpacker:
             return begun.batch
         return map_leaves(begun.batch, self._received, is_leaf=lambda value: isinstance(value, Future))
 
+    def wait(self, begun: Begun) -> None:
+        """Wait until all images are decoded, or have failed, unless this is a fork, in which no thread decodes them."""
+        if os.getpid() == self._pid:
+            wait(begun.images)
+
+    @staticmethod
+    def is_decoding_thread() -> bool:
+        """Whether this thread decodes, so that it may not wait for itself. A garbage collection can start here."""
+        return threading.current_thread().name.startswith(_THREAD_NAME)
+
     @cached_property
     def _stream(self) -> SideStream:
         return side_stream(self._device)
 
     @cached_property
     def _thread(self) -> ThreadPoolExecutor:
-        return ThreadPoolExecutor(1, "mpload-decode")
+        return ThreadPoolExecutor(1, _THREAD_NAME)
 
     @cached_property
     def _decoder(self) -> DeviceDecoder | None:
@@ -122,7 +134,8 @@ class Unpacker:
 
     def _submitted(self, samples: list[bytes | memoryview]) -> "Future[_Drawn]":
         if self.is_async:
-            return self._thread.submit(self._drawn, samples)
+            with suppress(RuntimeError):  # the interpreter is shutting down
+                return self._thread.submit(self._drawn, samples)
         drawn: Future[_Drawn] = Future()
         drawn.set_result(self._drawn(samples))
         return drawn

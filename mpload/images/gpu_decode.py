@@ -54,7 +54,12 @@ class EncodedImage:
     @staticmethod
     def is_one(sample: object) -> bool:
         """Return whether a value of a batch is an encoded image."""
-        return isinstance(sample, bytes | memoryview) and bytes(sample[: len(_MAGIC)]) == _MAGIC
+        if isinstance(sample, memoryview):
+            try:
+                return bytes(sample[: len(_MAGIC)]) == _MAGIC
+            except (NotImplementedError, TypeError, ValueError):  # the user's own: of another shape, or released
+                return False
+        return isinstance(sample, bytes) and sample.startswith(_MAGIC)
 
 
 @dataclass(frozen=True, slots=True)

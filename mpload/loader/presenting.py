@@ -67,7 +67,7 @@ class Presenter:
     def _shown(self, number: int, column: Any) -> Any:
         """Return a column of one decoder's batch as the dataset yields it."""
         join = self.join_of_column(number)
-        if join is not None and not isinstance(column, JoinedColumn) and len(column) and np.ndim(column[0]):
+        if join is not None and not isinstance(column, JoinedColumn) and len(column) and _is_array(column[0]):
             column = JoinedColumn(*join.joined(column, key=f"column {self.pipeline.index.columns[number].name!r}"))
         if not isinstance(column, JoinedColumn):
             return as_tensor(column, are_images=self._makes_images)
@@ -103,6 +103,10 @@ class Presenter:
         if self.as_dict:
             return {column.name: value for column, value in zip(columns, values, strict=True)}
         return values[0] if len(values) == 1 else tuple(values)
+
+
+def _is_array(value: Any) -> bool:
+    return np.ndim(value) > 0 and not isinstance(value, memoryview)  # an image that the device decodes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,6 @@
 """Images that a GPU decodes: drawn by one kernel, in memory that nobody else writes to."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -88,3 +88,17 @@ def test_a_slow_consumer_gets_the_images_that_a_fast_one_gets(photo_tree: Path) 
         fast, slow = run(share, is_slow=False), run(share, is_slow=True)
         assert all(torch.equal(one, other) for one, other in zip(fast, slow, strict=True))
         assert not any(torch.equal(one, other) for one, other in pairwise(fast) if one.shape == other.shape)
+
+
+@pytest.mark.filterwarnings("ignore:no JPEG decoder")
+def test_a_loader_may_fill_the_same_tensor_again(photo_tree: Path) -> None:
+    decode, numbers = GpuDecode(RandomResizedCrop(32)), torch.zeros(64)
+    data = next(photo_tree.rglob("*.JPEG")).read_bytes()
+
+    def batches() -> Iterator[Any]:
+        for number in range(6):
+            numbers.fill_(number)
+            yield [decode(data, np.random.default_rng(number))], numbers
+
+    found = [received.unique().tolist() for _, received in DevicePrefetcher(batches(), device=DEVICE, dtype=None)]
+    assert found == [[number] for number in range(6)]

@@ -13,10 +13,12 @@ import torch
 
 from mpload import (
     DevicePrefetcher,
+    Flat,
     GpuDecode,
     ImageDecoder,
     MPDataset,
     MPLoader,
+    Pad,
     RandomResizedCrop,
     ResizeCenterCrop,
     Topology,
@@ -321,3 +323,25 @@ def test_a_callable_that_makes_batches_gets_bytes(photo_tree: Path) -> None:
     dataset = MPDataset(index, decode=decode, batch_size=2, collate=first_of_each, topology=Topology())
     with MPLoader(dataset, num_workers=1) as loader:
         assert next(iter(loader)) == [bytes, bytes]
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("collate", [Pad(), Flat(), {"image": Flat()}])
+def test_encoded_images_are_not_joined_as_arrays_of_bytes(photo_tree: Path, collate: Any) -> None:
+    index = build_index(photo_tree, photo_tree.with_name("joined.txt"))
+
+    def dataset(**options: Any) -> MPDataset:
+        return MPDataset(index, batch_size=2, shuffle=True, topology=Topology(), **options)
+
+    expected, _ = next(iter(dataset(decode=RandomResizedCrop(32))))
+    with MPLoader(dataset(decode=GpuDecode(RandomResizedCrop(32)), collate=collate), num_workers=1) as loader:
+        found, _ = next(iter(DevicePrefetcher(loader, device="cpu", dtype=None)))
+    assert torch.equal(found, expected)
+
+
+def test_views_of_memory_that_are_no_images_are_passed_through() -> None:
+    released = memoryview(b"abc")
+    released.release()
+    shaped = np.zeros((2, 2)).data
+    batch = [[np.zeros(()).data, released, shaped], [memoryview(b"")]]
+    assert Unpacker(CPU)(batch)[0][2] is shaped
