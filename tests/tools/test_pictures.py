@@ -205,7 +205,8 @@ def test_a_process_that_starts_workers_is_training_and_a_single_process_is_the_m
 @pytest.mark.processes
 def test_workers_of_a_stock_dataloader_are_recognised() -> None:
     batches = iter(DataLoader([0, 1], num_workers=2))  # type: ignore[arg-type]
-    next(batches)
+    for _ in range(2):  # one of each worker, which gets its name when it starts
+        next(batches)
     reading = MemoryMonitor().read()
     parents = {found.pid: psutil.Process(found.pid).ppid() for found in reading.processes}
     roles = find_roles([reading], root_pid=reading.processes[0].pid, parents=parents)
