@@ -8,7 +8,7 @@ staging        batches as trees of values; Allotment and Arena, the memory of th
 pinning        Pinner: page-locks the loader's slots, so that the device can copy from them directly
 normalise      Normaliser: converts uint8 pixels to a normalised dtype in one pass
 seeding        PerSample: torch random numbers that depend only on the batch or the sample
-opening        takes batches from the loader, one ahead while a thread decodes images
+lookahead      Lookahead: takes batches from the loader, one ahead while a thread decodes images
 unpacking      Unpacker: decodes images that `GpuDecode` left to the device
 jpeg_decoders  the JPEG decoders of the device, which nvImageCodec and torchvision bring
 drawing        crops, resizes and mirrors the decoded images, several kernels for each

@@ -46,8 +46,8 @@ def device_decoder(device: torch.device) -> DeviceDecoder | None:
 class EngineDecoder:
     """Decodes the boxes with the JPEG engines of a GPU, through nvImageCodec. Only GPUs for data centres have engines.
 
-    Threads of this process and the GPU's cores decode what engines cannot, such as progressive JPEGs. Colours at half
-    the resolution are enlarged without smoothing, which makes engines half as fast again.
+    Threads of this process and the GPU's cores decode what engines cannot, such as progressive JPEGs. Colours that are
+    stored at half the resolution are not smoothed: nvJPEG before 13.2 may do that wrongly at the edges of a box.
 
     Memory: on the device, the largest boxes so far, for as many images as the largest batch has had.
 
@@ -73,7 +73,7 @@ class EngineDecoder:
             device_id=self._device.index or 0,
             max_num_cpu_threads=min(_MAX_THREADS, len(os.sched_getaffinity(0))),
             backends=[self._codec.Backend(kind) for kind in kinds],
-            options=":fancy_upsampling=0 nvjpeg_hw_decoder:preallocate_batch_size=256",
+            options=":fancy_upsampling=0 nvjpeg_hw_decoder:force_legacy_batch=1",
         )
 
     def __call__(self, files: Sequence[ImageBytes], boxes: Sequence[Box], /) -> list[torch.Tensor | None]:
@@ -84,7 +84,7 @@ class EngineDecoder:
         return [None if image is None else from_dlpack(image).permute(2, 0, 1) for image in images]
 
     def _decoded(self, streams: list[Any]) -> list[Any | None]:
-        """Return the images, in the memory of those before as far as it suffices; None for what cannot be decoded."""
+        """Return the images, in the memory of earlier ones if these are enough; None for what cannot be decoded."""
         memory, self._memory = self._memory, []
         try:
             images: list[Any | None] = self._decoder.decode(

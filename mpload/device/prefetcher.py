@@ -10,8 +10,8 @@ import torch
 from typing_extensions import TypeVar
 
 from mpload.device.carrier import Carrier
+from mpload.device.lookahead import Lookahead
 from mpload.device.normalise import Normaliser
-from mpload.device.opening import OpenedBatches
 from mpload.device.seeding import BatchKey, PerSample, transformed
 from mpload.device.staging import tensors_of
 from mpload.device.streams import Mark, side_stream
@@ -129,8 +129,8 @@ class DevicePrefetcher(Generic[Batch]):
         seed: seed for `device_transform`, used if the state of the loader contains none.
 
     Memory: up to `depth` batches, and on an accelerator one more batch of uint8 images. On the host, the tensors of two
-    batches, unless they are pinned already. `GpuDecode` adds the photographs of a batch at full size and their crops,
-    which `stats` does not count. On CUDA, the slots of an `MPLoader` are pinned until `release`. Batches
+    batches, unless they are pinned already. `GpuDecode` adds the photographs of a batch at full size and the crops of
+    two, which `stats` does not count. On CUDA, the slots of an `MPLoader` are pinned until `release`. Batches
     that you take directly from that loader in the meantime are pinned as well, so hold each one until your own
     `non_blocking` copy is done. See `stats`.
     Process: may be used only in the thread that iterates.
@@ -242,7 +242,7 @@ class DevicePrefetcher(Generic[Batch]):
 
     def _batches(self, source: Iterator[Any], iteration: int) -> Generator[Any, None, None]:
         carrier = self._carrier
-        opened = OpenedBatches(source, unpacker=self._unpack, state_after=self._loader_state)
+        lookahead = Lookahead(source, unpacker=self._unpack, state_after=self._loader_state)
         ahead: deque[_Sent] = deque()
         landed: tuple[Any, State] | None = None
         error: Exception | None = None
@@ -265,10 +265,10 @@ class DevicePrefetcher(Generic[Batch]):
                 while landed is not None or (not is_over and num_fetched < max_fetched):
                     if landed is None:
                         try:
-                            landed = self._fetched(opened)
+                            landed = self._fetched(lookahead)
                         except SampleError as raised:  # only this batch has failed
                             failed = _Failed(raised)
-                            ahead.append(_Sent(batch=failed, ready=self._stream.mark(), state=opened.state))
+                            ahead.append(_Sent(batch=failed, ready=self._stream.mark(), state=lookahead.state))
                             del failed
                             num_fetched += 1
                             continue
@@ -287,11 +287,11 @@ class DevicePrefetcher(Generic[Batch]):
                     number += 1
                 if not ahead:
                     break
-                num_ahead = opened.num_ahead + (landed is not None) + len(ahead) - 1
+                num_ahead = lookahead.num_ahead + (landed is not None) + len(ahead) - 1
                 yield self._handed_over(ahead.popleft(), num_ahead=num_ahead)  # no reference is kept here meanwhile
         finally:
             if not self._unpack.is_decoding_thread():  # where the garbage collector ends an iteration left in a cycle
-                opened.close()
+                lookahead.close()
                 carrier.finish()
         if error is not None:
             try:
@@ -299,17 +299,17 @@ class DevicePrefetcher(Generic[Batch]):
             finally:
                 del error  # its traceback refers to this frame, and so to the loader
 
-    def _fetched(self, opened: OpenedBatches[State]) -> tuple[Any, State] | None:
+    def _fetched(self, lookahead: Lookahead[State]) -> tuple[Any, State] | None:
         """Start copying the next batch; return it and the state after it, or None after the last batch."""
-        begun = next(opened, None)
+        begun = next(lookahead, None)
         if begun is None:
             return None
         with self._stream.entered():
             batch = self._unpack.finish(begun)
         lock = getattr(self.loader, "_lock_slot", _no_slot)
-        fetched = self._carrier.land(batch, lock=lock), opened.state
-        del batch
-        opened.look_ahead(begun)
+        fetched = self._carrier.land(batch, lock=lock), lookahead.state
+        del batch, begun
+        lookahead.look_ahead()
         return fetched
 
     def _sent(self, batch: Any, state: State, number: int) -> _Sent:

@@ -36,7 +36,7 @@ class Begun(NamedTuple):
     """A batch whose images are being decoded."""
 
     batch: Any
-    """The batch with a `Future` in the place of each list of encoded images."""
+    """The batch. A `Future` stands for each list of encoded images."""
     images: "list[Future[_Drawn]]"
     """These futures."""
 

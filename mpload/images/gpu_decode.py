@@ -66,10 +66,11 @@ class EncodedImage:
 class GpuDecode:
     """Leave the decoding, cropping and resizing of JPEGs to the device, where a `DevicePrefetcher` does it.
 
-    The regions are the same as if `crop` ran on the CPU. Pixels differ by rounding, and by more if the CPU would decode
-    at a smaller scale. Workers decode what the device does not support (other formats, CMYK, EXIF orientations,
-    truncated files), and the error policy applies there. A device may show a file that is damaged in the middle without
-    an error. Without a `DevicePrefetcher`, a batch holds a list of bytes, or of memoryviews from an `MPLoader`.
+    The regions are the same as if `crop` ran on the CPU. Pixels differ a little, because the GPU does not smooth
+    colours that are stored at half the resolution. They differ more if the CPU would decode at a smaller scale. Workers
+    decode what the device does not support (other formats, CMYK, EXIF orientations, truncated files), and the error
+    policy applies there. A device may show a file that is damaged in the middle without an error. Without a
+    `DevicePrefetcher`, a batch holds a list of bytes, or of memoryviews from an `MPLoader`.
 
     If the device decodes more slowly than the workers could, or the workers have nothing else to do, let both decode:
     choose a `share` with which neither waits. Which JPEGs the device decodes depends on seed, epoch and sample only.

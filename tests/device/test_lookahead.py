@@ -1,4 +1,4 @@
-"""OpenedBatches: the images of the next batch are decoded while a batch is used, and every error keeps its place."""
+"""Lookahead: the images of the next batch are decoded while a batch is used, and every error keeps its place."""
 
 import gc
 import threading
@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from mpload import DevicePrefetcher, GpuDecode, MPDataset, MPLoader, RandomResizedCrop, Topology, build_index
-from mpload.device.opening import OpenedBatches
+from mpload.device.lookahead import Lookahead
 from mpload.device.unpacking import Unpacker
 from mpload.errors import SampleError
 
@@ -50,9 +50,9 @@ def samples(photo_tree: Path) -> list[bytes]:
     return [decode(data, np.random.default_rng(number)) for number, data in enumerate(files)]
 
 
-def opened(batches: list[Any], unpacker: Unpacker | None = None) -> tuple[OpenedBatches[int], Source, Unpacker]:
+def opened(batches: list[Any], unpacker: Unpacker | None = None) -> tuple[Lookahead[int], Source, Unpacker]:
     source, unpacker = Source(batches), unpacker or ThreadedUnpacker(CPU)
-    return OpenedBatches(source, unpacker=unpacker, state_after=lambda: source.num_taken), source, unpacker
+    return Lookahead(source, unpacker=unpacker, state_after=lambda: source.num_taken), source, unpacker
 
 
 def test_the_next_batch_is_begun_ahead_if_a_thread_decodes_images(samples: list[bytes]) -> None:
@@ -61,12 +61,12 @@ def test_the_next_batch_is_begun_ahead_if_a_thread_decodes_images(samples: list[
     first = next(batches)
     assert (source.num_taken, batches.num_ahead, batches.state) == (1, 0, 1)
     for _ in range(2):
-        batches.look_ahead(first)
+        batches.look_ahead()
         assert (source.num_taken, batches.num_ahead, batches.state) == (2, 1, 1)
     assert torch.equal(unpacker.finish(first), expected)
     second = next(batches)
     assert (source.num_taken, batches.num_ahead, batches.state) == (2, 0, 2)
-    batches.look_ahead(second)
+    batches.look_ahead()
     assert (source.num_taken, batches.num_ahead, batches.state) == (3, 1, 2)
     images, number = unpacker.finish(second)
     assert torch.equal(images, expected)
@@ -81,7 +81,8 @@ def test_batches_are_taken_one_by_one_if_nothing_is_decoded_meanwhile(unpacker: 
     plain = [torch.ones(2)]
     batches, source, _ = opened([plain, samples if type(unpacker) is Unpacker else plain, plain], unpacker)
     for number in range(3):
-        batches.look_ahead(next(batches))
+        next(batches)
+        batches.look_ahead()
         assert (source.num_taken, batches.num_ahead) == (number + 1, 0)
 
 
@@ -90,7 +91,7 @@ def test_an_error_of_the_loader_is_raised_after_the_batches_before_it_and_the_ne
 ) -> None:
     batches, _, unpacker = opened([samples, SampleError("the second"), samples, OSError("the fourth")])
     first = next(batches)
-    batches.look_ahead(first)
+    batches.look_ahead()
     assert (batches.state, batches.num_ahead) == (1, 0)
     assert len(unpacker.finish(first)) == 3
     with pytest.raises(SampleError, match="the second"):
@@ -106,7 +107,7 @@ def test_a_damaged_image_fails_its_own_batch_although_the_next_one_was_taken_bef
     damaged = samples[0][:-2000]
     batches, _, unpacker = opened([[damaged], samples])
     begun = next(batches)
-    batches.look_ahead(begun)
+    batches.look_ahead()
     with pytest.raises(SampleError, match="sample 0 of the batch, which GpuDecode left to the device"):
         unpacker.finish(begun)
     assert batches.state == 1
@@ -122,7 +123,8 @@ def test_closing_waits_for_what_is_being_decoded(samples: list[bytes]) -> None:
         ended.set()
 
     batches, _, _ = opened([samples, samples], ThreadedUnpacker(CPU, find_decoder=slow_decoder))
-    batches.look_ahead(next(batches))
+    next(batches)
+    batches.look_ahead()
     assert begun.wait(30)
     threading.Timer(0.2, may_go_on.set).start()
     batches.close()
@@ -132,7 +134,8 @@ def test_closing_waits_for_what_is_being_decoded(samples: list[bytes]) -> None:
 
 def test_an_error_does_not_keep_the_loader_alive(samples: list[bytes]) -> None:
     batches, source, _ = opened([samples, OSError("ended")])
-    batches.look_ahead(next(batches))
+    next(batches)
+    batches.look_ahead()
     with pytest.raises(OSError, match="ended") as raised:
         next(batches)
     there = weakref.ref(source)

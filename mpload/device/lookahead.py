@@ -7,7 +7,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from mpload.device.unpacking import Begun, Unpacker
 from mpload.errors import SampleError
 
-__all__ = ["OpenedBatches"]
+__all__ = ["Lookahead"]
 
 State = TypeVar("State")
 """What the loader says of itself after a batch."""
@@ -21,11 +21,11 @@ class _Taken(NamedTuple, Generic[State]):
     state: State | None
 
 
-class OpenedBatches(Iterator[Begun], Generic[State]):
+class Lookahead(Iterator[Begun], Generic[State]):
     """The batches of a loader whose images are being decoded.
 
-    Where a thread decodes, `look_ahead` takes the next batch. Call it once the batch before has been copied, because a
-    loader may fill the same tensors again. An error of the loader is raised when its turn comes.
+    If a thread decodes them, `look_ahead` begins with the next batch. Call it once the batch before has been copied,
+    because a loader may fill the same tensors again. An error of the loader is raised when its turn comes.
 
     Args:
         batches: the batches.
@@ -40,6 +40,7 @@ class OpenedBatches(Iterator[Begun], Generic[State]):
         self._unpacker = unpacker
         self._state_after = state_after
         self._taken: deque[_Taken[State]] = deque()
+        self._looks_ahead = False
 
     @property
     def num_ahead(self) -> int:
@@ -51,6 +52,7 @@ class OpenedBatches(Iterator[Begun], Generic[State]):
             self._take()
         first = self._taken.popleft()
         self.state = first.state
+        self._looks_ahead = first.begun is not None and bool(first.begun.images) and self._unpacker.is_async
         if first.begun is not None:
             return first.begun
         try:
@@ -58,9 +60,9 @@ class OpenedBatches(Iterator[Begun], Generic[State]):
         finally:
             del first  # the traceback of the error refers to this frame
 
-    def look_ahead(self, after: Begun) -> None:
-        """Begin to decode the next batch, if the images of the batch `after` were decoded by a thread."""
-        if after.images and self._unpacker.is_async and not self._taken:
+    def look_ahead(self) -> None:
+        """Begin to decode the next batch, if a thread decoded the images of the one that was returned last."""
+        if self._looks_ahead and not self._taken:
             self._take()
 
     def _take(self) -> None:
