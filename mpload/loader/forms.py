@@ -192,7 +192,7 @@ def columns_of(
     joined: Mapping[str, Any] = MappingProxyType({}),
     copies_images: bool = False,
 ) -> list[Any]:
-    """Return a slot's arrays as columns of a batch, as `Pipeline.batch` does: of all samples, or of those in `kept`.
+    """Return a slot's arrays as columns of a batch, as `batch_of_columns` does: of all samples, or of those in `kept`.
 
     Those in `joined`, by field, are taken from there. With `copies_images`, encoded images are `bytes` too.
     """

@@ -27,6 +27,7 @@ from mpload.plan.order import Order
 from mpload.plan.turns import Phase
 from mpload.samples.batch import listed_samples
 from mpload.samples.cache.opened import OpenCache
+from mpload.samples.column_batches import batch_of_columns
 from mpload.samples.column_decoders import ColumnDecoders
 from mpload.samples.leaf_batches import batch_of_leaves, template_here
 from mpload.samples.pipeline import Pipeline
@@ -96,7 +97,7 @@ class IndexRun:
     def batch(
         self, sample_ids: NDArray[np.int64], *, seed: int, epoch: int, following: Callable[[], Any] | None = None
     ) -> Any:
-        """Make a batch in this process and convert it to what the dataset yields; see `Pipeline.batch`.
+        """Make a batch in this process and convert it to what the dataset yields; see `Pipeline.make_all`.
 
         What `collate` raises is raised unchanged, because a DataLoader makes an error of the same class of it.
         """
@@ -135,7 +136,7 @@ class IndexRun:
         if isinstance(pipeline.maker, ColumnDecoders):
             columns = batch_of_leaves(pipeline, sample_ids, seed=seed, epoch=epoch, following=following)
             return self.presenter.present_leaves(template_here(pipeline), columns, batch_seed)
-        made = pipeline.batch(sample_ids, seed=seed, epoch=epoch, following=following)
+        made = batch_of_columns(pipeline, sample_ids, seed=seed, epoch=epoch, following=following)
         return self.presenter.present(made.columns, batch_seed)
 
     def set_epoch(self, epoch: int) -> None:

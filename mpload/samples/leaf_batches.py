@@ -29,7 +29,7 @@ def batch_of_leaves(
 ) -> dict[str, Any]:
     """Make a batch, and return the values of each leaf of the samples' template: see `columns_of_leaves`.
 
-    The arguments and errors are those of `Pipeline.batch`.
+    The arguments and errors are those of `Pipeline.make_all`.
     """
     assert isinstance(pipeline.maker, ColumnDecoders)
     template = template_here(pipeline)

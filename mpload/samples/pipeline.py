@@ -16,9 +16,10 @@ from mpload.index.bucket_table import BucketTable
 from mpload.index.columns import path_of, range_of
 from mpload.index.index import Index, Record, records_of
 from mpload.plan.sample_rng import SampleRng
-from mpload.samples.batch import Batch, Sample, columns_of_samples
+from mpload.samples.batch import Sample
 from mpload.samples.bucket_shapes import BucketShapes
 from mpload.samples.by_source import BySource
+from mpload.samples.cache.elsewhere import OtherCaches
 from mpload.samples.column_decoders import ColumnDecoders, Ready
 from mpload.samples.counts import CACHE_HITS, CACHE_MISSES, DECODE_NS, HEDGES, READ_NS
 from mpload.samples.handlers import raise_if_from_handler
@@ -97,8 +98,11 @@ class Pipeline:
         self.notices = Notices()
         """Where this process sends notices about servers."""
         decoders = (self.by_source or self.maker).decoders
-        self.opened_storage = storage_of(self.index, decoders, self.page_cache, self.storage, notices=self.notices)
+        self.opened_storage = storage_of(
+            self.index, decoders, self.page_cache, self.storage, notices=self.notices, cache=self.cache
+        )
         """Where this process reads from."""
+        self._elsewhere = self.opened_storage if isinstance(self.opened_storage, OtherCaches) else None
         self.ahead = ReadAhead(self.opened_storage)
         self.bad = BadSamples(self.policy, index_path=self.index.path)
         self._rng: SampleRng | None = None
@@ -136,45 +140,14 @@ class Pipeline:
         """Return this process's counters since the last call; `mpload.samples.counts` names them."""
         counts, self._counts = self._counts, [0] * MAX_COUNTS
         counts[HEDGES] = self.ahead.take_hedges()
+        if self._elsewhere is not None:
+            self._elsewhere.move_hits(counts)
         return counts
 
     @property
     def writes_in_place(self) -> bool:
         """Whether the decoder writes into given arrays. Not with a transform, which could change the shape."""
         return self.output_shape is not None and self.transform is None
-
-    def batch(
-        self, sample_ids: NDArray[np.int64], *, seed: int, epoch: int, following: Callable[[], Any] | None = None
-    ) -> Batch:
-        """Make a batch of samples with one decoder; `mpload.samples.leaf_batches` does it for column decoders.
-
-        Args:
-            sample_ids: The samples to make, int64 [n].
-            seed: The run's seed.
-            epoch: The epoch's number.
-            following: Returns the sample_ids that will be requested next, int64 [m]; called only if reads are slow.
-
-        Raises:
-            SampleError: A sample failed and either the policy is to raise, or all its substitutes failed too.
-            TooManyBadSamples: More samples failed than the policy allows.
-        """
-        if not len(sample_ids) and not self.writes_in_place:
-            return self._empty_batch()
-        shape = self.output_shape if self.writes_in_place else None
-        outs = None if shape is None else [np.empty((len(sample_ids), *shape), self.output_dtype) for _ in self.sources]
-        made: list[Sample] = []
-        ids = self.make_all(
-            sample_ids,
-            seed=seed,
-            epoch=epoch,
-            following=following,
-            outs_at=lambda place: None if outs is None else [out[place, ...] for out in outs],
-            store_at=lambda _: made.append,
-        )
-        columns = columns_of_samples(made, self.index.columns)
-        for number, out in zip(self.sources, outs or (), strict=False):
-            columns[number] = out[: len(made)]
-        return Batch(sample_ids=ids, columns=tuple(columns))
 
     def make_all(
         self,
@@ -188,10 +161,17 @@ class Pipeline:
     ) -> NDArray[np.int64]:
         """Make the samples of a batch, one after another, and return their sample_ids, int64 [n].
 
-        `outs_at` and `store_at` return the arguments `outs` and `store` of `sample` for a place in the batch.
+        Args:
+            sample_ids: The samples to make, int64 [n].
+            seed: The run's seed.
+            epoch: The epoch's number.
+            following: Returns the sample_ids that will be requested next, int64 [m]; called only if reads are slow.
+            outs_at: Returns the argument `outs` of `sample` for a place in the batch.
+            store_at: Returns its argument `store`.
 
         Raises:
-            SampleError, TooManyBadSamples: As for `batch`.
+            SampleError: A sample failed and either the policy is to raise, or all its substitutes failed too.
+            TooManyBadSamples: More samples failed than the policy allows.
         """
         ids: list[int] = []
         causes: list[BadSample] = []
@@ -215,15 +195,6 @@ class Pipeline:
         if not ids and len(sample_ids):
             raise all_failed(self.index.path, len(sample_ids), causes)
         return np.array(ids, np.int64)
-
-    def _empty_batch(self) -> Batch:
-        """Return an empty batch whose columns have the types and shapes of the first sample, if that can be made."""
-        made = None
-        if len(self.index):
-            with suppress(MploadError), self.lent_generators():
-                made = self.sample(self.index[0], seed=0, epoch=0, on_bad=lambda _: None)
-        columns = columns_of_samples([] if made is None else [made[1]], self.index.columns)
-        return Batch(sample_ids=np.empty(0, np.int64), columns=tuple(column[:0] for column in columns))
 
     def lent_generators(self) -> AbstractContextManager[None]:
         """Let `sample` seed the process's global generators and restore them at the end, if user code may use them."""
@@ -290,10 +261,13 @@ class Pipeline:
         """Return the bytes of each source of a sample, read from storage, not from the cache."""
         return self.ahead.read(record.sample_id, self.ranges_of(record))
 
-    def _read_cached(self, record: Record, cache: SampleCache) -> list[bytes]:
+    def read_cached(self, record: Record) -> list[bytes]:
+        """Return the bytes of each source of a sample, from the cache if it has them."""
+        if self.cache is None:
+            return self.read(record)
         paths = [path_of(record.cells[number]) for number in self.sources]
         num_misses = self._counts[CACHE_MISSES]
-        data = cache.read(record.sample_id % len(self.index), paths, lambda: self._read_missed(record))
+        data = self.cache.read(record.sample_id % len(self.index), paths, lambda: self._read_missed(record))
         self._counts[CACHE_HITS] += self._counts[CACHE_MISSES] == num_misses
         return data
 
@@ -308,8 +282,7 @@ class Pipeline:
             wanted = zip(self.ranges_of(record), rooms, strict=True)
             return self.ahead.measured(lambda: [storage.read_into(item, room) for item, room in wanted])
         arrays = []
-        read = self.read(record) if self.cache is None else self._read_cached(record, self.cache)
-        for data, room in zip(read, rooms, strict=True):
+        for data, room in zip(self.read_cached(record), rooms, strict=True):
             arrays.append(room(len(data)))
             arrays[-1][:] = np.frombuffer(data, np.uint8)
         return arrays
@@ -340,7 +313,9 @@ class Pipeline:
 
     def ranges_of(self, record: Record) -> list[ByteRange]:
         """Return the range of each source of a sample."""
-        return list(map(range_of, map(record.cells.__getitem__, self.sources)))
+        ranges = list(map(range_of, map(record.cells.__getitem__, self.sources)))
+        elsewhere, row = self._elsewhere, record.sample_id % len(self.index)
+        return ranges if elsewhere is None else elsewhere.ranges_of(row, ranges)
 
     def _make(
         self,
@@ -360,9 +335,7 @@ class Pipeline:
                 if ready is not None
                 else self._read_in_place(record, rooms)
                 if self.reads_in_place
-                else self.ahead.read(record.sample_id, self.ranges_of(record))
-                if self.cache is None
-                else self._read_cached(record, self.cache)
+                else self.read_cached(record)
             )
         except FAILURES:
             maker.blame(partial(self._can_read, record))
@@ -397,4 +370,6 @@ class Pipeline:
         self._start()
 
 
-_PER_PROCESS = frozenset({"opened_storage", "notices", "ahead", "bad", "_rng", "_used", "claim", "_counts"})
+_PER_PROCESS = frozenset(
+    {"opened_storage", "_elsewhere", "notices", "ahead", "bad", "_rng", "_used", "claim", "_counts"}
+)

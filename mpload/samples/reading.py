@@ -19,7 +19,7 @@ from mpload.storage.ranges import ByteRange, LmdbValue, RowValue
 from mpload.storage.remote import RemoteStorage, is_url
 from mpload.storage.roots import SeveralRoots
 
-__all__ = ["ChunkCache", "SampleCache", "storage_of"]
+__all__ = ["ChunkCache", "SampleCache", "SharedCache", "storage_of"]
 
 _NUM_EXAMPLES = 8
 
@@ -53,18 +53,31 @@ class ChunkCache(SampleCache, Protocol):
         ...
 
 
+@runtime_checkable
+class SharedCache(SampleCache, Protocol):
+    """Other machines may keep samples of it too."""
+
+    def with_other_machines(self, storage: Storage, notices: Notices) -> Storage:
+        """Return a storage that reads from other machines what they keep, and all else from `storage`."""
+        ...
+
+
 def storage_of(
     index: Index,
     decoders: Iterable[Callable[..., Any]],
     page_cache: PageCache | str,
     given: Storage | RemoteStorage | None = None,
     notices: Notices | None = None,
+    cache: SampleCache | None = None,
 ) -> Storage:
     """Open the storage of an index's sources; it refuses files that exceed the `max_bytes` of all decoders' limits.
 
     A storage that is `given` is returned as it is; it may also be the time limits for URLs. An index without sources
-    gets a storage of local files, which reads nothing. `notices` is told about outages of servers.
+    gets a storage of local files, which reads nothing. `notices` is told about outages of servers. If other machines
+    keep samples of the `cache`, they are read from there.
     """
+    if isinstance(cache, SharedCache) and notices is not None:
+        return cache.with_other_machines(storage_of(index, decoders, page_cache, given, notices), notices)
     is_several = isinstance(index, MixtureIndex) and not index.has_one_root
     if given is not None and not isinstance(given, RemoteStorage):
         if is_several:

@@ -3,6 +3,7 @@
 ```
 sample_work  the work of a server's workers; never imports torch
 making       hands requests to the workers, and keeps what was made for other jobs
+cached       gives other machines the samples that this machine's cache keeps
 app          the HTTP application (aiohttp): routes, token, limits for clients
 limits       these limits
 connections  cuts off clients that do not ask, or do not read

@@ -10,7 +10,7 @@ acknowledged, while workers fill the slot for another request.
 
 import asyncio
 import hmac
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from time import monotonic
@@ -19,6 +19,8 @@ from aiohttp import web
 
 from mpload.client.protocol import DATASET_HEADER, MAX_SAMPLES, MEDIA_TYPE, Description, ProtocolError, Wanted
 from mpload.errors import MploadError
+from mpload.samples.cache.elsewhere import CACHED_PATH, HIT_HEADER, MACHINE_HEADER
+from mpload.servers.cached import CacheReader
 from mpload.servers.connections import Connections
 from mpload.servers.limits import ServerLimits
 from mpload.servers.making import BusyError, SampleMaker
@@ -34,6 +36,7 @@ _MAX_REQUEST_BYTES = 8 * MAX_SAMPLES + 4 * KIB
 _RETRY_SECONDS = 1
 _HUNG_UP = 499
 """The status that nginx counts such requests under. Nobody receives it."""
+_NONE: Mapping[str, str] = {}
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -47,6 +50,8 @@ class SampleService:
     token: str | None
     """What clients must send to get samples; None lets everybody have them."""
     limits: ServerLimits
+    cached: CacheReader | None = None
+    """Reads the cache for other machines; None if it is not shared."""
     counts: ServerCounts = field(default_factory=ServerCounts)
     connections: Connections = field(init=False)
 
@@ -62,12 +67,15 @@ class SampleService:
         app.router.add_get("/metrics", self._metrics)
         app.router.add_get("/v1/dataset", self._dataset)
         app.router.add_post("/v1/samples", self._samples)
+        app.router.add_get(f"{CACHED_PATH}/{{key}}/{{sample:\\d{{1,18}}}}/{{part:\\d{{1,3}}}}", self._cached)
         app.cleanup_ctx.append(self._run)
         return app
 
     async def _run(self, _: web.Application) -> AsyncIterator[None]:
         self.maker.begin()
         yield
+        if self.cached is not None:
+            self.cached.close()
         self.maker.close()
 
     def end_requests(self, server: web.Server) -> None:
@@ -81,7 +89,7 @@ class SampleService:
         return _error(503, f"no workers run: {self.maker.failure or 'they are being started'}")
 
     async def _metrics(self, _: web.Request) -> web.Response:
-        return web.Response(text=metrics_text(self.maker, self.counts), content_type="text/plain")
+        return web.Response(text=metrics_text(self.maker, self.counts, self.cached), content_type="text/plain")
 
     async def _dataset(self, _: web.Request) -> web.Response:
         return web.Response(body=self.description.encode(), content_type="application/json")
@@ -102,9 +110,25 @@ class SampleService:
         self.counts.num_samples += len(wanted.sample_ids)
         return await self._send(request, buffers)
 
-    async def _send(self, request: web.Request, buffers: list[memoryview | bytes]) -> web.StreamResponse:
+    async def _cached(self, request: web.Request) -> web.StreamResponse:
+        cached, place = self.cached, request.headers.get(MACHINE_HEADER)
+        if cached is None:
+            return _error(404, "several machines share no cache of this dataset: see machines= of PartialCache")
+        if request.match_info["key"] != cached.key:
+            return _error(409, "the cache of this machine has another index or form")
+        if place != cached.place:
+            return _error(409, f"this is machine {cached.place}, not {place}. All machines need the same list")
+        kept = await cached.read(int(request.match_info["sample"]), int(request.match_info["part"]))
+        if kept is None:
+            return web.Response(status=204)
+        return await self._send(request, [kept.head, kept.data], {HIT_HEADER: "hit" if kept.is_hit else "miss"})
+
+    async def _send(
+        self, request: web.Request, buffers: list[memoryview | bytes], more: Mapping[str, str] = _NONE
+    ) -> web.StreamResponse:
         num_bytes = sum(map(_size, buffers))
-        response = web.StreamResponse(headers={"Content-Type": MEDIA_TYPE, "Content-Length": str(num_bytes)})
+        headers = {"Content-Type": MEDIA_TYPE, "Content-Length": str(num_bytes), **more}
+        response = web.StreamResponse(headers=headers)
         try:
             async with asyncio.timeout(self.limits.client_seconds):
                 await response.prepare(request)

@@ -106,7 +106,8 @@ class SampleMaker:
             max_waiting: maximum number of requests that wait for a slot.
             on_fatal: called once if the workers cannot go on.
         """
-        self._pipeline = pipeline
+        self.pipeline = pipeline
+        """The pipeline of the workers."""
         self._num_buckets = num_buckets
         self._slots_bytes = slots_bytes
         self._max_waiting = max_waiting
@@ -197,7 +198,7 @@ class SampleMaker:
             raise ProtocolError(str(error)) from error
         if not 0 <= wanted.bucket < max(1, self._num_buckets):
             raise ProtocolError(f"bucket must be in [0, {max(1, self._num_buckets)}), got {wanted.bucket}")
-        if not len(self._pipeline.index):
+        if not len(self.pipeline.index):
             raise ProtocolError("the index has no samples")
 
     def submit_waiting(self) -> None:
@@ -248,8 +249,8 @@ class SampleMaker:
         request = self._requests.pop(key)
         arrays = sample_arrays(filled.arrays)
         if self._num_buckets:
-            self._pipeline.makers.use_bucket(request.wanted.bucket)
-            arrays = dict(self._pipeline.makers.unpacked(arrays))
+            self.pipeline.makers.use_bucket(request.wanted.bucket)
+            arrays = dict(self.pipeline.makers.unpacked(arrays))
         failures = sorted([*request.killers, *filled.failures], key=lambda failure: failure.sample)
         made = MadeSamples(
             arrays=arrays, num_samples=filled.task.num_samples, tally=filled.tally, failures=tuple(failures)
@@ -263,9 +264,9 @@ class SampleMaker:
     def _instead_of(self, killed: KilledSample) -> tuple[int, ...] | None:
         request = self._requests[self._making[serial_of(killed.task)]]
         sample_id = int(request.wanted.sample_ids[killed.sample])
-        task = substitute_task(self._pipeline, killed.task, sample_id)
+        task = substitute_task(self.pipeline, killed.task, sample_id)
         if task is not None:
-            details = {"substituted": True, "bad": [(sample_id % len(self._pipeline.index), killed.cause)]}
+            details = {"substituted": True, "bad": [(sample_id % len(self.pipeline.index), killed.cause)]}
             request.killers.append(Failure(sample=killed.sample, cause=killed.cause, details=details))
         return task
 

@@ -3,6 +3,7 @@
 from collections import Counter
 from dataclasses import dataclass, field
 
+from mpload.servers.cached import CacheReader
 from mpload.servers.making import SampleMaker
 
 __all__ = ["ServerCounts", "metrics_text"]
@@ -31,7 +32,7 @@ class ServerCounts:
         self.seconds += seconds
 
 
-def metrics_text(maker: SampleMaker, counts: ServerCounts) -> str:
+def metrics_text(maker: SampleMaker, counts: ServerCounts, cached: CacheReader | None) -> str:
     """Return all metrics. Names begin with `mpload_server_`, and those of counters end with `_total`."""
     pool = maker.pool
     requests = {f'{{status="{status}"}}': number for status, number in sorted(counts.by_status.items())}
@@ -60,6 +61,11 @@ def metrics_text(maker: SampleMaker, counts: ServerCounts) -> str:
         ("kept_answers", "Answers kept for other jobs.", {"": maker.num_kept}),
         ("slots_bytes", "Shared memory of the slots that hold samples.", {"": pool.ring.used_bytes}),
     ]
+    if cached is not None:
+        found += [
+            ("cache_hits_total", "Samples sent to other machines from the cache.", {"": cached.num_hits}),
+            ("cache_misses_total", "Samples read from their source for other machines.", {"": cached.num_misses}),
+        ]
     lines = []
     for name, about, values in found:
         full = f"mpload_server_{name}"

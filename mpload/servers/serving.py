@@ -20,6 +20,7 @@ from mpload.loader.outages import OutageWarnings
 from mpload.memory.budget import MIN_SLOTS, WORKER_BYTES, MemoryBudget, divide
 from mpload.memory.machine import address_space_bytes, num_oom_kills
 from mpload.servers.addresses import Address, SocketFile, tcp_address
+from mpload.servers.cached import CacheReader
 from mpload.servers.limits import ServerLimits
 from mpload.servers.making import SampleMaker
 from mpload.servers.sample_work import WANTED_IDS, SampleWork
@@ -119,7 +120,13 @@ def serve(
         on_fatal=give_up,
     )
     try:
-        service = SampleService(maker=maker, description=source.describe(fields), token=token, limits=limits)
+        service = SampleService(
+            maker=maker,
+            description=source.describe(fields),
+            token=token,
+            limits=limits,
+            cached=CacheReader.of(maker.pipeline, max_waiting=limits.max_waiting),
+        )
         asyncio.run(_run(service, address, stop, on_ready=on_ready))
     finally:
         maker.pool.close()

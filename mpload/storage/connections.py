@@ -61,11 +61,16 @@ class Until(Timeout):
 
 
 class Server:
-    """Connections to the server of a URL, through the proxy that the environment names, if any."""
+    """Connections to the server of a URL, through the proxy that the environment names, if any.
 
-    def __init__(self, url: str) -> None:
+    Args:
+        url: The URL of the server.
+        may_use_proxy: Whether to look for a proxy.
+    """
+
+    def __init__(self, url: str, *, may_use_proxy: bool = True) -> None:
         server = urlsplit(url)
-        proxies = getproxies_environment()
+        proxies = getproxies_environment() if may_use_proxy else {}
         proxy = proxies.get(server.scheme) or proxies.get("all")
         direct = proxies.get("no", "").replace(",", " ").split()  # curl lets blanks separate hosts too
         if proxy and (

@@ -23,6 +23,7 @@ from mpload.images.letterbox import Letterbox
 from mpload.images.limits import Limits
 from mpload.images.patches import RandomCrop
 from mpload.index.opening import open_index
+from mpload.samples.column_batches import batch_of_columns
 from mpload.samples.pipeline import Pipeline
 from mpload.samples.policy import ErrorPolicy
 from tests.support.photos import Photos, distance, encode, photo
@@ -173,7 +174,7 @@ def test_a_file_that_is_too_large_is_not_even_read(photos: Photos, tmp_path: Pat
     decode = ImageDecoder(limits=Limits(max_bytes=1000))
     pipeline = Pipeline(index=index, decode=decode, policy=ErrorPolicy())
     with pytest.raises(SampleError, match=r"jpeg_420\.jpg: is not read: its .* bytes exceed max_bytes=1,000"):
-        pipeline.batch(np.array([0]), seed=0, epoch=0)
+        batch_of_columns(pipeline, np.array([0]), seed=0, epoch=0)
 
 
 def test_max_pixels_is_short_for_the_same_field_of_limits(photos: Photos) -> None:

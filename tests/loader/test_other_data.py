@@ -18,6 +18,7 @@ from mpload.errors import ArgumentError, DecodeError
 from mpload.images.decoders import NumpyDecoder
 from mpload.index.opening import open_index
 from mpload.samples.batch import Batch
+from mpload.samples.column_batches import batch_of_columns
 from mpload.samples.pipeline import Pipeline
 from mpload.samples.policy import ErrorPolicy
 
@@ -35,7 +36,7 @@ def npy(array: NDArray[Any], **options: bool) -> bytes:
 def batch_of(index: Path, decode: Any) -> Batch:
     opened = open_index(index)
     pipeline = Pipeline(index=opened, decode=decode, policy=ErrorPolicy())
-    return pipeline.batch(np.arange(len(opened)), seed=0, epoch=0)
+    return batch_of_columns(pipeline, np.arange(len(opened)), seed=0, epoch=0)
 
 
 @given(arrays.arrays(NUMBERS, arrays.array_shapes(min_dims=0, max_dims=4, min_side=0)), st.booleans())

@@ -12,6 +12,7 @@ from mpload.images.mask import Mask
 from mpload.images.patches import RandomCrop
 from mpload.index.opening import open_index
 from mpload.plan.sample_rng import SampleRng
+from mpload.samples.column_batches import batch_of_columns
 from mpload.samples.pipeline import Pipeline
 from mpload.samples.policy import ErrorPolicy
 from tests.support.photos import photo
@@ -33,7 +34,7 @@ def index_path(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("decode", [Letterbox(48), Letterbox((40, 64), flip=0.5), RandomCrop(64, upside_down=0.5)])
 def test_samples_are_those_of_the_decoder_with_the_samples_generator(index_path: Path, decode: Any) -> None:
     pipeline = Pipeline(index=open_index(index_path), decode=decode, policy=ErrorPolicy())
-    batch = pipeline.batch(np.arange(4), seed=3, epoch=1)
+    batch = batch_of_columns(pipeline, np.arange(4), seed=3, epoch=1)
     rng = SampleRng(seed=3, epoch=1)
     for number in range(4):
         data = (index_path.parent / f"{number}.jpg").read_bytes()
@@ -42,7 +43,7 @@ def test_samples_are_those_of_the_decoder_with_the_samples_generator(index_path:
 
 def test_masks_alone_keep_their_ids(index_path: Path) -> None:
     pipeline = Pipeline(index=open_index(index_path.with_name("masks.txt")), decode=Mask(), policy=ErrorPolicy())
-    batch = pipeline.batch(np.arange(4), seed=0, epoch=0)
+    batch = batch_of_columns(pipeline, np.arange(4), seed=0, epoch=0)
     for number in range(4):
         with Image.open(index_path.parent / f"{number}.png") as image:
             np.testing.assert_array_equal(batch.columns[0][number], np.asarray(image))

@@ -21,6 +21,7 @@ from PIL import Image
 from mpload.images.decoders import RandomResizedCrop
 from mpload.index.index import Index
 from mpload.index.opening import open_index
+from mpload.samples.column_batches import batch_of_columns
 from mpload.samples.pipeline import Pipeline
 from mpload.samples.policy import ErrorPolicy
 from mpload.samples.row_index import RowIndex, make_row_index
@@ -49,7 +50,7 @@ def pipeline(index: Index, row_index: RowIndex | None, **options: Any) -> Pipeli
 def crops(made_by: Pipeline, *, epoch: int) -> NDArray[np.uint8]:
     """Return the crops of all photos, uint8 [n, 24, 24, 3]."""
     sample_ids = np.arange(len(made_by.index))
-    return np.asarray(made_by.batch(sample_ids, seed=0, epoch=epoch).columns[0])
+    return np.asarray(batch_of_columns(made_by, sample_ids, seed=0, epoch=epoch).columns[0])
 
 
 def fill(index: Index, seed: int) -> None:
@@ -63,8 +64,8 @@ def fill(index: Index, seed: int) -> None:
         if chance.random() < 0.02:
             rows.write(sample_id, chance.randbytes(chance.randrange(300)))
         wanted, epoch = np.array([sample_id]), chance.randrange(100)
-        expected = without.batch(wanted, seed=0, epoch=epoch).columns[0]
-        if not np.array_equal(with_rows.batch(wanted, seed=0, epoch=epoch).columns[0], expected):
+        expected = batch_of_columns(without, wanted, seed=0, epoch=epoch).columns[0]
+        if not np.array_equal(batch_of_columns(with_rows, wanted, seed=0, epoch=epoch).columns[0], expected):
             os._exit(1)
 
 

@@ -43,7 +43,8 @@ def running_server(dataset: MPDataset[Any], *, ends_by_itself: bool = False, **o
     def run() -> None:
         try:
             with suppress(asyncio.CancelledError):
-                serve(dataset, port=0, on_ready=on_ready, **{"num_workers": 2, "memory_budget": "512MiB", **options})
+                chosen = {"port": 0, "num_workers": 2, "memory_budget": "512MiB", **options}
+                serve(dataset, on_ready=on_ready, **chosen)
         except BaseException as error:  # noqa: BLE001  raised below
             found["error"] = error
         ready.set()

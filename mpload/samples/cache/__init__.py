@@ -3,6 +3,8 @@
 ```
 choice    PartialCache: the value of `cache=`; computes the fraction of samples that fits a size limit
 opened    OpenCache: the cache of one index, which the pipeline asks for every sample
+machines  Machines: several machines, whose caches keep different samples
+elsewhere OtherCaches: reads samples that other machines keep
 folder    CacheFolder: the files of one data set's cache
 writer    SegmentWriter: appends to a process's own segment, within the size limit
 trusted   opens these files and refuses files that other users have put in their place

@@ -2,8 +2,8 @@
 
 import math
 import os
-from collections.abc import Callable
-from dataclasses import KW_ONLY, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from enum import StrEnum, auto
 from pathlib import Path
 from typing import Literal
@@ -16,6 +16,7 @@ from mpload.index.mixture_index import MixtureIndex
 from mpload.samples.cache.compact import COMPACT_FORM, compact
 from mpload.samples.cache.entries import HEAD_BYTES
 from mpload.samples.cache.folder import FORMAT, CacheFolder, key_of
+from mpload.samples.cache.machines import check_machines, machines_of
 from mpload.samples.cache.opened import OpenCache
 from mpload.units import MIB, format_bytes, format_count, parse_bytes
 
@@ -54,17 +55,22 @@ class PartialCache:
         dir: The folder. Each data set (index, root and form) has its own folder below it.
         max_bytes: Limit of the size of one data set's files, over all processes and runs: a number of bytes, or text
             such as `"20GiB"`.
-        fraction: Fraction of the samples to keep, in (0, 1]. None keeps as many as fit into `max_bytes`, judging by the
-            sizes in the index's sidecar (`mpload index --stat`) or, without them, of up to 256 samples.
+        fraction: Fraction of the samples to keep on a machine, in (0, 1]. None keeps as many as fit into `max_bytes`,
+            judging by the sizes in the index's sidecar (`mpload index --stat`) or, without them, of up to 256 samples.
         what: `"bytes"` keeps the sources unchanged. `"resized"` keeps images as JPEGs with a shorter side of 256
             pixels, so that later epochs decode less. Samples in the subset are resized in the first epoch too, whether
             they are kept or not, so that an epoch's pixels do not depend on what the cache holds. They do depend on the
             subset: set `fraction` if runs with different limits must see the same pixels.
         check_source: Compare size and modification time of a local source before each hit (one `stat`, 2 microseconds;
             more on network disks), so that a changed file is read again. False trusts the index.
+        machines: URLs of the servers (`mpload serve`) of all machines that share the cache, in the same order on each.
+            Each machine keeps other samples, and reads what the others keep from them. So n machines with a share f
+            each hit min(1, n f).
+        machine: The place of this machine in `machines`. None takes the URL whose host has an address of this machine.
+        token: The secret that the servers want to see; None if they want none.
 
     Raises:
-        ArgumentError: `max_bytes`, `fraction` or `what` is out of range.
+        ArgumentError: `max_bytes`, `fraction` or `what` is out of range, or the machines are no URLs of servers.
     """
 
     dir: str | os.PathLike[str]
@@ -73,6 +79,9 @@ class PartialCache:
     fraction: float | None = None
     what: CachedForm | Literal["bytes", "resized"] = CachedForm.BYTES
     check_source: bool = True
+    machines: Sequence[str] = ()
+    machine: int | None = None
+    token: str | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         if parse_bytes(self.max_bytes) < MIB:
@@ -81,6 +90,8 @@ class PartialCache:
             raise ArgumentError(f"fraction must be in (0, 1], or None to fill max_bytes, got {self.fraction}")
         if self.what not in set(CachedForm):
             raise ArgumentError(f'what must be "bytes" or "resized", got {self.what!r}')
+        check_machines(self.machines, self.machine, self.token)
+        object.__setattr__(self, "machines", tuple(self.machines))
 
 
 def open_cache(
@@ -124,15 +135,17 @@ def open_cache(
     if fraction is None:
         sample_bytes = HEAD_BYTES + _mean_bytes(index, read, is_resized=is_resized)
         fraction = min(1.0, (max_bytes * _USABLE_FRACTION - folder.table_bytes) / (max(1, len(index)) * sample_bytes))
+    machines = machines_of(choice.machines, choice.machine, choice.token)
     prefix = "" if has_roots_in_paths else os.path.join(index.root, "")  # noqa: PTH118  a prefix for strings
     is_checked = choice.check_source and sources_are_files and "://" not in prefix
     return OpenCache(
         folder,
         about=about,
         max_bytes=max_bytes,
-        fraction=fraction,
+        fraction=fraction if machines is None else min(1.0, fraction * len(machines.urls)),
         is_resized=is_resized,
         root=prefix if is_checked else None,
+        machines=machines,
     )
 
 

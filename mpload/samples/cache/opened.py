@@ -14,9 +14,13 @@ from xxhash import xxh3_64_intdigest
 
 from mpload.errors import MploadWarning
 from mpload.samples.cache.compact import compact
+from mpload.samples.cache.elsewhere import other_caches
 from mpload.samples.cache.entries import make_entry, split_parts
-from mpload.samples.cache.folder import CacheFolder
+from mpload.samples.cache.folder import CacheFolder, key_of
+from mpload.samples.cache.machines import Machines
 from mpload.samples.cache.writer import SegmentWriter
+from mpload.storage.notices import Notices
+from mpload.storage.protocols import Storage
 from mpload.units import format_bytes
 
 __all__ = ["CacheCounts", "OpenCache"]
@@ -34,7 +38,7 @@ class CacheCounts:
     misses: int = 0
     """Samples of the subset that were not in the cache (yet)."""
     outside: int = 0
-    """Samples outside the subset, which are always read from their source."""
+    """Samples that are not kept on this machine. They are read from their source, or from another machine."""
     damaged: int = 0
     """Misses whose entry was invalid: it was damaged or deleted, or the source has changed."""
 
@@ -55,11 +59,16 @@ class OpenCache:
         fraction: float,
         is_resized: bool,
         root: str | None,
+        machines: Machines | None = None,
     ) -> None:
         self.folder = folder
         self.max_bytes = max_bytes
         self.fraction = fraction
         self.is_resized = is_resized
+        self.machines = machines
+        """The machines that keep samples of this cache; None if it is this one alone."""
+        self.shared_key = key_of({**about, "root": ""})
+        """Names the samples to other machines, whose root may differ."""
         self._root = root  # None: sources are not checked before a hit
         self._hash_limit = min(round(fraction * 2**64), 2**64)
         self._run = int.from_bytes(os.urandom(8), "little") | 1
@@ -90,8 +99,34 @@ class OpenCache:
         return same
 
     def holds(self, sample_id: int) -> bool:
-        """Return whether a sample belongs to the fixed subset that the cache keeps."""
+        """Return whether a sample belongs to the fixed subset that the cache keeps on this machine."""
+        if not self._is_kept(sample_id):
+            return False
+        return self.machines is None or self.machines.owner_of(sample_id) == self.machines.own
+
+    def _is_kept(self, sample_id: int) -> bool:
+        """Return whether a sample belongs to the fixed subset that is kept on any machine."""
         return xxh3_64_intdigest(sample_id.to_bytes(8, "little"), seed=_SUBSET_KEY) < self._hash_limit
+
+    def _kept_by(self, sample_id: int) -> int | None:
+        """Return the place of the other machine that keeps a sample; None if there is none."""
+        if self.machines is None or not self._is_kept(sample_id):
+            return None
+        owner = self.machines.owner_of(sample_id)
+        return None if owner == self.machines.own else owner
+
+    def with_other_machines(self, storage: Storage, notices: Notices) -> Storage:
+        """Return a storage that reads from other machines what they keep, and all else from `storage`."""
+        if self.machines is None:
+            return storage
+        return other_caches(
+            storage,
+            self._kept_by,
+            self.machines,
+            key=self.shared_key,
+            is_resized=self.is_resized,
+            notices=notices,
+        )
 
     def has(self, sample_id: int) -> bool:
         """Return whether a sample has an entry, valid or not: its sources are then unlikely to be read."""

@@ -1,0 +1,317 @@
+"""Reads samples that the caches of other machines keep.
+
+A server on each machine (`mpload serve`) answers `GET /v1/cached/KEY/SAMPLE_ID/PART` with an entry of its cache: part
+PART of the sample's sources, after a head as in a segment. It reads a sample that it lacks from the source, and keeps
+it. KEY names the data set, as 16 hexadecimal digits. The answer 204 says that the machine does not keep the sample, or
+cannot read it.
+
+An entry that is not valid, a machine that does not answer, and one that does not keep the sample cost time only: the
+sample is then read from its source.
+"""
+
+import os
+import random
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from http import HTTPStatus
+from math import inf
+from typing import TYPE_CHECKING, Any
+
+from mpload.errors import ArgumentError
+from mpload.samples.cache.compact import compact
+from mpload.samples.cache.entries import HEAD_BYTES, payload_fits, read_head
+from mpload.samples.cache.machines import Machines
+from mpload.samples.counts import CACHE_HITS, CACHE_MISSES
+from mpload.storage.notices import Notice, Notices
+from mpload.storage.protocols import KeepingStorage, RemoteReads, Storage
+from mpload.storage.ranges import ByteRange
+from mpload.storage.request_failure import RequestFailure
+
+if TYPE_CHECKING:
+    from urllib3 import BaseHTTPResponse
+
+    from mpload.storage.connections import Server
+
+__all__ = ["CACHED_PATH", "HIT_HEADER", "MACHINE_HEADER", "KeptElsewhere", "OtherCaches", "other_caches"]
+
+CACHED_PATH = "/v1/cached"
+HIT_HEADER = "Mpload-Cache"
+"""`hit` if the entry was there, `miss` if it has just been read from its source."""
+MACHINE_HEADER = "Mpload-Machine"
+"""`PLACE of NUMBER`: which machine is asked, among how many."""
+_REQUEST_SECONDS = 10.0
+"""Time limit for a request: the other machine may have to read the sample from a slow source."""
+_CONNECT_SECONDS = 2.0
+_SHORTEST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 1.0, 60.0
+"""How long a machine is left out after it has failed; each further failure doubles the pause."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeptElsewhere(ByteRange):
+    """One source of a sample that another machine keeps."""
+
+    offset_bytes: int = field(default=0, init=False, repr=False)
+    length_bytes: None = field(default=None, init=False, repr=False)
+    source: ByteRange
+    """What to read if the machine does not have it."""
+    machine: int
+    sample_id: int
+    part: int
+    """The number of the source, from 0."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Machine:
+    """What this process knows about the server of another machine. All threads share it."""
+
+    url: str
+    server: "Server"
+    pause_seconds: float = 0.0
+    """How long it was left out last; 0 if it answers."""
+    resumes_at: float = -inf
+    tried_at: float = inf
+    """When it was asked again for the first time since it failed."""
+    answered_at: float = -inf
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def is_ready(self, now: float) -> bool:
+        """Return whether to ask it. One that has failed is asked by one thread at a time."""
+        if not self.pause_seconds:
+            return True
+        with self.lock:
+            is_ready = now >= self.resumes_at
+            if is_ready:
+                self.tried_at, self.resumes_at = now, now + _REQUEST_SECONDS
+        return is_ready
+
+    def answered(self, now: float) -> bool:
+        """Note that it has answered, and return whether it had failed before."""
+        self.answered_at = now
+        if not self.pause_seconds:
+            return False
+        with self.lock:
+            has_failed, self.pause_seconds = self.pause_seconds > 0, 0.0
+        return has_failed
+
+    def failed(self, *, began: float, now: float) -> bool:
+        """Note that a request that began then has failed. Return whether it is the first one since an answer."""
+        with self.lock:
+            is_first = not self.pause_seconds
+            if is_first or began >= self.tried_at:  # others were on their way when it failed before
+                self.pause_seconds = min(_LONGEST_PAUSE_SECONDS, max(_SHORTEST_PAUSE_SECONDS, 2 * self.pause_seconds))
+                self.resumes_at, self.tried_at = now + self.pause_seconds * random.uniform(0.5, 1.0), inf
+        return is_first
+
+
+class OtherCaches:
+    """Reads ranges that are kept elsewhere from there, and all others from the storage below.
+
+    Args:
+        storage: reads the sources.
+        kept_by: returns the place of the other machine that keeps a sample; None if there is none.
+        machines: the machines of the cache.
+        key: the key of the data set.
+        is_resized: whether the cache keeps smaller images.
+        notices: is told about machines that do not answer.
+
+    Process: may be forked. Each process makes its own connections. Any thread may read, if it may read the storage.
+    """
+
+    max_parallel_reads = 128
+
+    def __init__(
+        self,
+        storage: Storage,
+        kept_by: Callable[[int], int | None],
+        machines: Machines,
+        *,
+        key: int,
+        is_resized: bool,
+        notices: Notices,
+    ) -> None:
+        self._storage = storage
+        self._kept_by = kept_by
+        self._remote = storage if isinstance(storage, RemoteReads) else None
+        self._turns = threading.Semaphore(getattr(storage, "max_parallel_reads", 1))
+        self._machines = machines
+        self._key = key
+        self._is_resized = is_resized
+        self._notices = notices
+        self._headers = {"Accept-Encoding": "identity"}
+        if machines.token is not None:
+            self._headers["Authorization"] = f"Bearer {machines.token}"
+        self.max_read_seconds: float = _REQUEST_SECONDS + getattr(storage, "max_read_seconds", 0.0)
+        """The longest time that servers may take to deliver one range."""
+        self._start()
+
+    def _start(self) -> None:
+        self._pid = os.getpid()
+        self._known: dict[int, _Machine] = {}
+        self._num_hits = 0
+        self._counting = threading.Lock()
+
+    def ranges_of(self, sample_id: int, ranges: list[ByteRange]) -> list[ByteRange]:
+        """Return the ranges of a sample. If another machine keeps it, they are read there."""
+        machine = self._kept_by(sample_id)
+        if machine is None:
+            return ranges
+        return [KeptElsewhere(item.path, item, machine, sample_id, part) for part, item in enumerate(ranges)]
+
+    def move_hits(self, counts: list[int]) -> None:
+        """Count samples that other machines had in their caches as hits; they are counted as misses when used."""
+        with self._counting:
+            num_hits, self._num_hits = self._num_hits, 0
+        counts[CACHE_HITS] += num_hits
+        counts[CACHE_MISSES] -= num_hits
+
+    def read(self, ranges: Sequence[ByteRange]) -> list[bytes]:
+        """Return the bytes of each range, in the order of `ranges`. Errors are those of the storage below."""
+        return [self._read(item, self._read_source) for item in ranges]
+
+    def read_wanted(self, item: ByteRange, is_wanted: Callable[[], bool]) -> bytes:
+        """Read a range as `read` does. A request that has failed is only repeated while the range is wanted."""
+        read = self._read_source
+        if self._remote is not None:
+            read = partial(self._remote.read_wanted, is_wanted=is_wanted)
+        return self._read(item, read)
+
+    def read_again(self, item: ByteRange) -> bytes:
+        """Read a range that another thread is reading, from its source. Errors are those of `read`."""
+        read = self._read_source if self._remote is None else self._remote.read_again
+        return self._form(item, read(_source_of(item)))
+
+    def may_read_again(self, item: ByteRange) -> bool:
+        """Return whether the source of a range can bear a second read: a storage behind a network, of its own."""
+        return self._remote is not None and self._remote.may_read_again(_source_of(item))
+
+    def _read_source(self, item: ByteRange) -> bytes:
+        with self._turns:
+            return self._storage.read([item])[0]
+
+    def _read(self, item: ByteRange, read: Callable[[ByteRange], bytes]) -> bytes:
+        if not isinstance(item, KeptElsewhere):
+            return read(item)
+        kept = self._asked(item)
+        return self._form(item, read(item.source)) if kept is None else kept
+
+    def _form(self, item: ByteRange, data: bytes) -> bytes:
+        """Return the bytes of a source in the form that caches keep, so that pixels do not depend on who read it."""
+        return compact(data) if self._is_resized and isinstance(item, KeptElsewhere) else data
+
+    def _asked(self, item: KeptElsewhere) -> bytes | None:
+        """Return what a machine keeps; None if it does not answer, or has no valid entry."""
+        if self._pid != os.getpid():
+            self._start()
+        machine = self._known.get(item.machine) or self._known.setdefault(item.machine, self._met(item.machine))
+        began = time.monotonic()
+        if not machine.is_ready(began):
+            return None
+        try:
+            data, is_hit = self._answer(machine, item, deadline=began + _REQUEST_SECONDS)
+        except RequestFailure as failure:
+            if machine.failed(began=began, now=time.monotonic()):
+                text = (
+                    f"{machine.url}: the cache of this machine is not read: {failure}. Its samples are read from their "
+                    "source until it answers"
+                )
+                self._notices.send(
+                    Notice(place=machine.url, is_outage=True, text=text, answered_at=machine.answered_at)
+                )
+            return None
+        if machine.answered(time.monotonic()):
+            text = f"{machine.url}: the cache of this machine is read again"
+            self._notices.send(Notice(place=machine.url, is_outage=False, text=text))
+        if is_hit and not item.part:
+            with self._counting:
+                self._num_hits += 1
+        return data
+
+    def _met(self, number: int) -> _Machine:
+        # Imported here: TLS and HTTP would cost every worker that reads local files 3 MB and 30 ms.
+        try:
+            from mpload.storage.connections import Server  # noqa: PLC0415
+        except ImportError as error:
+            raise ArgumentError("a cache of several machines takes urllib3: pip install 'mpload[servers]'") from error
+        return _Machine(
+            url=self._machines.urls[number], server=Server(self._machines.urls[number], may_use_proxy=False)
+        )
+
+    def _answer(self, machine: _Machine, item: KeptElsewhere, *, deadline: float) -> tuple[bytes | None, bool]:
+        """Return the bytes of a source, and whether the machine's cache had them.
+
+        Raises:
+            RequestFailure: the machine does not answer as it should.
+        """
+        from urllib3.exceptions import HTTPError  # noqa: PLC0415
+
+        from mpload.storage.connections import Until, failure_of  # noqa: PLC0415
+
+        path = f"{CACHED_PATH}/{self._key:016x}/{item.sample_id}/{item.part}"
+        step = "answer"
+        try:
+            headers = {**self._headers, MACHINE_HEADER: f"{item.machine} of {len(self._machines.urls)}"}
+            response = machine.server.get(path, headers, Until(deadline, connect=_CONNECT_SECONDS))
+            step = "rest of the answer"
+            try:
+                return self._entry(response, item)
+            finally:
+                if response.length_remaining == 0:
+                    response.drain_conn()  # so that its connection can be used again
+                response.close()
+        except (HTTPError, OSError, ValueError, OverflowError) as error:
+            failure = failure_of(
+                error, machine.url, step=step, seconds=_REQUEST_SECONDS, connect_seconds=_CONNECT_SECONDS
+            )
+        raise failure
+
+    def _entry(self, response: "BaseHTTPResponse", item: KeptElsewhere) -> tuple[bytes | None, bool]:
+        status = response.status
+        if status == HTTPStatus.NO_CONTENT:
+            return None, False
+        if status != HTTPStatus.OK:
+            raise RequestFailure(f"status {status}", _ADVICE.get(status, f": the server answered {status}"))
+        head = read_head(response.read(HEAD_BYTES), key=self._key)
+        if head is None or (head.sample_id, head.stamp) != (item.sample_id, item.part):
+            raise RequestFailure("answer is no entry", ": is this the URL of a server of mpload?")
+        data = response.read(head.payload_bytes)
+        if not payload_fits(head, data, key=self._key):
+            raise RequestFailure("answer is damaged", ": its checksum is wrong")
+        return data, response.headers.get(HIT_HEADER) == "hit"
+
+
+class _KeepingCaches(OtherCaches):
+    """Over a storage that keeps more in memory than what was requested."""
+
+    _storage: Any
+
+    def needed_bytes(self, item: ByteRange) -> int:
+        """Return the memory that is needed to read a range."""
+        return int(self._storage.needed_bytes(_source_of(item)))
+
+    def bound(self, max_bytes: int) -> None:
+        """Bound the memory that is used from now on."""
+        self._storage.bound(max_bytes)
+
+
+_ADVICE: dict[int, str] = {
+    HTTPStatus.UNAUTHORIZED: ": the server wants another token. Pass token=, the one that `mpload serve` has",
+    HTTPStatus.NOT_FOUND: ": the server shares no cache. Its dataset needs cache=PartialCache(..., machines=[...])",
+    HTTPStatus.CONFLICT: (
+        ": the server has another index or form of the cache, or another list of machines. Serve the same "
+        "dataset, and list the machines in the same order"
+    ),
+    HTTPStatus.SERVICE_UNAVAILABLE: ": the server has too much to do",
+}
+
+
+def other_caches(storage: Storage, *arguments: Any, **options: Any) -> OtherCaches:
+    """Return what reads from the other machines, and from `storage`. The arguments are those of `OtherCaches`."""
+    kind = _KeepingCaches if isinstance(storage, KeepingStorage) else OtherCaches
+    return kind(storage, *arguments, **options)
+
+
+def _source_of(item: ByteRange) -> ByteRange:
+    return item.source if isinstance(item, KeptElsewhere) else item

@@ -1,0 +1,283 @@
+"""Machines that share a cache keep different samples, read each other's, and lose nothing when one of them is gone."""
+
+import os
+import socket
+import threading
+import time
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mpload import MPLoader, PartialCache, RandomResizedCrop, build_index
+from mpload.errors import ArgumentError, MploadWarning
+from mpload.samples.cache.machines import Machines, machines_of
+from tests.support.batches import flat
+from tests.support.cache_machines import NUM_FILES, machines
+from tests.support.caches import opened
+from tests.support.typed import comparable
+
+
+def owners(num_machines: int, num_samples: int = 3000) -> list[int]:
+    urls = tuple(f"http://node{number}:80" for number in range(num_machines))
+    found = Machines(urls=urls, own=0, token=None)
+    return [found.owner_of(sample_id) for sample_id in range(num_samples)]
+
+
+@given(num_machines=st.integers(1, 40))
+def test_another_machine_takes_its_share_from_the_others_and_moves_nothing_else(num_machines: int) -> None:
+    before, after = owners(num_machines), owners(num_machines + 1)
+    moved = [new for old, new in zip(before, after, strict=True) if old != new]
+    assert set(moved) <= {num_machines}
+    share = 1 / (num_machines + 1)
+    assert abs(len(moved) / len(before) - share) < 4 * (share * (1 - share) / len(before)) ** 0.5 + 1e-3
+
+
+def test_each_kept_sample_has_one_machine(tmp_path: Path) -> None:
+    with machines(tmp_path, 3, fraction=0.25) as made:
+        caches = [opened(made.dataset(place)) for place in range(3)]
+        keepers = Counter(sum(cache.holds(sample_id) for cache in caches) for sample_id in range(NUM_FILES))
+    assert set(keepers) == {0, 1}
+    assert caches[0].fraction == 0.75
+    assert abs(keepers[1] / NUM_FILES - 0.75) < 0.12
+
+
+def epochs(made: Any, place: int, *, num_workers: int = 0) -> Any:
+    """Return a loader of a machine's job and a function that loads its next epoch."""
+    loader = MPLoader(made.dataset(place), num_workers=num_workers)
+
+    def load() -> dict[int, bytes]:
+        found: dict[int, bytes] = {}
+        for data, labels in loader:
+            found.update(zip(labels.tolist(), data, strict=True))
+        return found
+
+    return loader, load
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(("num_machines", "fraction"), [(2, 0.5), (3, 0.2)])
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_later_epochs_read_only_what_no_machine_keeps(
+    tmp_path: Path, num_machines: int, fraction: float, num_workers: int
+) -> None:
+    with machines(tmp_path, num_machines, fraction=fraction) as made:
+        for place in range(num_machines):
+            made.start(place)
+        jobs = [epochs(made, place, num_workers=num_workers) for place in range(num_machines)]
+        kept = [
+            sample_id
+            for sample_id in range(NUM_FILES)
+            if any(opened(made.dataset(place)).holds(sample_id) for place in range(num_machines))
+        ]
+        for epoch in range(3):
+            found: dict[int, bytes] = {}
+            for _, load in jobs:
+                found.update(load())
+            assert found == dict(enumerate(made.source.files))
+            reads = dict(made.source.reads)
+            made.num_source_reads()
+            if epoch == 0:  # a loader may have read the first few samples to learn their form
+                assert reads.keys() == set(range(NUM_FILES))
+                assert sum(reads.values()) < NUM_FILES + 16
+            else:
+                assert reads == dict.fromkeys(set(range(NUM_FILES)) - set(kept), 1)
+        hits = [loader.stats().metrics()["cache_hits"] for loader, _ in jobs]
+        for loader, _ in jobs:
+            loader.close()
+    assert 2 * len(kept) <= sum(hits) < 2 * len(kept) + 16
+
+
+@pytest.mark.processes
+def test_a_machine_that_is_gone_costs_a_warning_and_time_until_it_is_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mpload.samples.cache.elsewhere._SHORTEST_PAUSE_SECONDS", 0.2)
+    monkeypatch.setattr("mpload.samples.cache.elsewhere._LONGEST_PAUSE_SECONDS", 0.2)
+    with machines(tmp_path, 2) as made:
+        loader, load = epochs(made, 0)
+        expected = {number: made.source.files[number] for number in load_ids(made)}
+        with pytest.warns(
+            MploadWarning, match=f"{made.urls[1]}: the cache of this machine is not read: connection refused"
+        ):
+            assert load() == expected
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # once is enough
+            time.sleep(0.3)
+            assert load().keys() <= set(range(NUM_FILES))
+        made.start(1)
+        time.sleep(0.3)
+        with pytest.warns(MploadWarning, match="is read again"):
+            load()
+        made.stop(1)
+        with pytest.warns(MploadWarning, match="is not read"):
+            load()
+        loader.close()
+
+
+def load_ids(made: Any) -> list[int]:
+    return flat([labels.tolist() for _, labels in made.dataset(0, cache=None)])
+
+
+@contextmanager
+def silent() -> Iterator[int]:
+    """Yield the port of a server that accepts connections and says nothing."""
+    with socket.create_server(("127.0.0.1", 0), backlog=128) as listener:  # the kernel accepts them
+        yield listener.getsockname()[1]
+
+
+@contextmanager
+def answering(body: bytes, status: str = "200 OK") -> Iterator[int]:
+    """Yield the port of a server that has one answer for all."""
+    head = f"HTTP/1.1 {status}\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+
+    def converse(connection: socket.socket) -> None:
+        with connection:
+            while connection.recv(65536):
+                connection.sendall(head + body)
+
+    def serve(listener: socket.socket) -> None:
+        while True:
+            try:
+                connection = listener.accept()[0]
+            except OSError:
+                return
+            threading.Thread(target=converse, args=(connection,), daemon=True).start()
+
+    with socket.create_server(("127.0.0.1", 0), backlog=128) as listener:
+        threading.Thread(target=serve, args=(listener,), daemon=True).start()
+        yield listener.getsockname()[1]
+        listener.shutdown(socket.SHUT_RDWR)
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "message"),
+    [
+        (os.urandom(300), "200 OK", "answer is no entry"),
+        (b"", "200 OK", "answer is no entry"),
+        (b"<html>", "404 Not Found", "shares no cache"),
+        (b"", "401 Unauthorized", "wants another token"),
+        (b"", "409 Conflict", "another index or form of the cache, or another list"),
+        (b"", "503 Service Unavailable", "too much to do"),
+        (b"", "302 Found", "answered 302"),
+    ],
+)
+def test_whatever_answers_in_place_of_a_machine_changes_no_sample(
+    tmp_path: Path, body: bytes, status: str, message: str
+) -> None:
+    with machines(tmp_path, 2) as made, answering(body, status) as port:
+        made.urls[1] = f"http://127.0.0.1:{port}"
+        loader, load = epochs(made, 0)
+        with pytest.warns(MploadWarning, match=message):
+            assert load() == {number: made.source.files[number] for number in load_ids(made)}
+        loader.close()
+
+
+def test_a_machine_that_says_nothing_is_left_out_after_its_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mpload.samples.cache.elsewhere._REQUEST_SECONDS", 0.5)
+    with machines(tmp_path, 2) as made, silent() as port:
+        made.urls[1] = f"http://127.0.0.1:{port}"
+        loader, load = epochs(made, 0)
+        with pytest.warns(MploadWarning, match=r"no answer in time: none from 127.0.0.1:\d+ within 0.5 s"):
+            assert load() == {number: made.source.files[number] for number in load_ids(made)}
+        loader.close()
+
+
+@pytest.mark.processes
+def test_a_server_gives_only_its_own_samples_and_only_to_those_who_fit(tmp_path: Path) -> None:
+    with machines(tmp_path, 2, token="secret") as made:
+        made.start(0, token="secret")
+        cache = opened(made.dataset(0))
+        key = f"{cache.shared_key:016x}"
+        own = next(filter(cache.holds, range(NUM_FILES)))
+        others = next(each for each in range(NUM_FILES) if not cache.holds(each))
+        connection = HTTPConnection(made.urls[0].removeprefix("http://"), timeout=30)
+
+        def status(path: str, **headers: str) -> int:
+            fitting = {"Authorization": "Bearer secret", "Mpload-Machine": "0 of 2"}
+            connection.request(
+                "GET", f"/v1/cached/{path}", headers={**fitting, **{k.replace("_", "-"): v for k, v in headers.items()}}
+            )
+            response = connection.getresponse()
+            response.read()
+            return response.status
+
+        assert status(f"{key}/{own}/0") == 200
+        assert status(f"{key}/{others}/0") == 204
+        assert status(f"{key}/{NUM_FILES}/0") == status(f"{key}/{own}/1") == 204
+        assert status(f"{key}/{own}/0", Authorization="Bearer wrong") == 401
+        assert status(f"{key}/{own}/0", Mpload_Machine="1 of 2") == 409
+        assert status(f"{key}/{own}/0", Mpload_Machine="0 of 3") == 409
+        assert status(f"{'0' * 16}/{own}/0") == 409
+        assert status(f"{key}/-1/0") == status(f"{key}/x/0") == status(f"{key}/{'9' * 19}/0") == 404
+        connection.request("GET", "/metrics")
+        metrics = connection.getresponse().read().decode()
+        assert "mpload_server_cache_misses_total 1\n" in metrics
+        connection.close()
+
+
+@pytest.mark.processes
+def test_resized_images_are_the_same_from_any_machine(tmp_path: Path, photo_tree: Path) -> None:
+    index = build_index(photo_tree, tmp_path / "photos.txt")
+    with machines(tmp_path, 2, what="resized", fraction=0.5, check_source=False) as made:
+        (tmp_path / "index.txt").unlink()
+        os.link(index, tmp_path / "index.txt")
+        options: dict[str, Any] = {"decode": RandomResizedCrop(64)}
+        alone = PartialCache(tmp_path / "alone", what="resized", fraction=1.0)
+        expected = [comparable(batch) for batch in made.dataset(0, **options, cache=alone)]
+        made_dataset = made.dataset
+        made.dataset = lambda place, **more: made_dataset(place, **{**options, **more})  # type: ignore[method-assign]
+        with pytest.warns(MploadWarning, match="is not read"):  # read and resized here
+            assert [comparable(batch) for batch in made.dataset(0)] == expected
+        made.start(1)
+        for _ in range(2):
+            assert [comparable(batch) for batch in made.dataset(0)] == expected
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"machines": "http://a"}, "must be a list of URLs"),
+        ({"machines": ["a:80"]}, "is not a URL"),
+        ({"machines": ["s3://bucket"]}, "are URLs of servers"),
+        ({"machines": ["http://a:1", "http://a:1/"]}, "must be different"),
+        ({"machine": 0}, "belong to machines="),
+        ({"token": "x"}, "belong to machines="),
+        ({"machines": ["http://a"], "machine": 1}, "0 to 0, got 1"),
+        ({"machines": ["http://a"], "machine": True}, "0 to 0, got True"),
+        ({"machines": ["http://a"], "token": "a\n"}, "printable ASCII"),
+    ],
+)
+def test_wrong_machines_are_refused(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        PartialCache("cache", **arguments)
+
+
+def test_the_machine_is_found_by_its_address() -> None:
+    own = next(
+        each.address
+        for found in psutil.net_if_addrs().values()
+        for each in found
+        if each.family == socket.AF_INET and not each.address.startswith("127.")
+    )
+    found = machines_of([f"http://203.0.113.{n}:80" for n in range(3)] + [f"http://{own}:80"], None, None)
+    assert found is not None
+    assert found.own == 3
+    with pytest.raises(ArgumentError, match=r"fit none of them. Pass machine=, its place in machines, 0 to 0"):
+        machines_of(["http://203.0.113.1:80"], None, None)
+    with pytest.raises(ArgumentError, match=r"fit http://127.0.0.1:1, http://127.0.0.1:2. Pass machine="):
+        machines_of(["http://127.0.0.1:1", "http://127.0.0.1:2"], None, None)
+
+
+def test_the_token_is_not_shown() -> None:
+    assert "secret" not in repr(PartialCache("cache", machines=["http://a"], machine=0, token="secret"))
