@@ -18,6 +18,7 @@ from accuracy_rows import ACCURACY_HEADER, accuracy_rows, draw_accuracy
 from ahead import ahead
 from auto_rows import auto_header, auto_rows
 from bench_repeated import OFFERS
+from cache_machine_rows import CACHE_MACHINES_HEADER, cache_machine_rows
 from contestants import ENTRIES, LISTS
 from cores_rows import core_header, core_rows
 from device_ahead import device_ahead_by_peer
@@ -33,14 +34,7 @@ from mixture_rows import MIXTURE_HEADER, mixture_rows
 from network_rows import network_header, network_rows
 from parts_rows import PARTS_HEADER, parts_rows
 from records import RECORDS, Record, latest
-from served_rows import (
-    RECEIVING_HEADER,
-    SERVERS_HEADER,
-    rates_and_costs,
-    receiving_rows,
-    server_rows,
-    with_spread,
-)
+from served_rows import RECEIVING_HEADER, SERVERS_HEADER, rates_and_costs, receiving_rows, server_rows, with_spread
 from simulation_rows import SIMULATION_HEADER, simulation_rows
 from standings import Standing, standings
 
@@ -332,6 +326,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "arrays": arrays,
     "auto": lambda: markdown(auto_header(), auto_rows()),
     "batch-sizes": batch_sizes,
+    "cache-machines": lambda: markdown(CACHE_MACHINES_HEADER, cache_machine_rows()),
     "collate": collate,
     "cores": lambda: markdown(core_header(), core_rows()),
     "gpu-ahead": device_ahead_by_peer,

@@ -19,7 +19,6 @@ from mpload.plan.sample_rng import SampleRng
 from mpload.samples.batch import Sample
 from mpload.samples.bucket_shapes import BucketShapes
 from mpload.samples.by_source import BySource
-from mpload.samples.cache.elsewhere import OtherCaches
 from mpload.samples.column_decoders import ColumnDecoders, Ready
 from mpload.samples.counts import CACHE_HITS, CACHE_MISSES, DECODE_NS, HEDGES, READ_NS
 from mpload.samples.handlers import raise_if_from_handler
@@ -34,7 +33,7 @@ from mpload.samples.policy import (
     substitute_for,
     substitutes_in_turn,
 )
-from mpload.samples.reading import SampleCache, storage_of
+from mpload.samples.reading import SampleCache, SpreadStorage, storage_of
 from mpload.samples.row_index import RowIndex
 from mpload.storage.local import PageCache
 from mpload.storage.notices import Notices
@@ -102,7 +101,7 @@ class Pipeline:
             self.index, decoders, self.page_cache, self.storage, notices=self.notices, cache=self.cache
         )
         """Where this process reads from."""
-        self._elsewhere = self.opened_storage if isinstance(self.opened_storage, OtherCaches) else None
+        self._elsewhere = self.opened_storage if isinstance(self.opened_storage, SpreadStorage) else None
         self.ahead = ReadAhead(self.opened_storage)
         self.bad = BadSamples(self.policy, index_path=self.index.path)
         self._rng: SampleRng | None = None

@@ -19,7 +19,7 @@ from mpload.storage.ranges import ByteRange, LmdbValue, RowValue
 from mpload.storage.remote import RemoteStorage, is_url
 from mpload.storage.roots import SeveralRoots
 
-__all__ = ["ChunkCache", "SampleCache", "SharedCache", "storage_of"]
+__all__ = ["ChunkCache", "SampleCache", "SharedCache", "SpreadStorage", "storage_of"]
 
 _NUM_EXAMPLES = 8
 
@@ -50,6 +50,19 @@ class ChunkCache(SampleCache, Protocol):
 
     def count(self, *, num_hits: int, num_outside: int) -> None:
         """Count samples that were copied, and samples that the cache never keeps."""
+        ...
+
+
+@runtime_checkable
+class SpreadStorage(Storage, Protocol):
+    """Also reads the samples that other machines keep."""
+
+    def ranges_of(self, sample_id: int, ranges: list[ByteRange]) -> list[ByteRange]:
+        """Return the ranges to read for a sample, given those of its sources."""
+        ...
+
+    def move_hits(self, counts: list[int]) -> None:
+        """Count samples that other machines had as hits; they are counted as misses when used."""
         ...
 
 

@@ -29,8 +29,9 @@ for thread in threads:
 while barrier.n_waiting < 31:
     time.sleep(0.001)
 HEAP_BYTES = 64 << 20  # each is aligned to its largest size
-lines = open("/proc/self/maps").read().splitlines()
-found = [line for line in lines if int(line.partition("-")[0], 16) % HEAP_BYTES == 0 and len(line.split()) == 5]
+lines = [line.split() for line in open("/proc/self/maps")]
+unnamed = [line for line in lines if len(line) == 5 and line[1] == "rw-p"]  # a stack begins with a page of no access
+found = [line for line in unnamed if int(line[0].partition("-")[0], 16) % HEAP_BYTES == 0]
 print(len(found))
 barrier.wait(30)
 """
