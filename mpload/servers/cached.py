@@ -9,7 +9,7 @@ from functools import partial
 
 from mpload.errors import FAILURES
 from mpload.index.index import records_of
-from mpload.samples.cache.entries import make_entry
+from mpload.samples.cache.entries import make_head
 from mpload.samples.cache.opened import OpenCache
 from mpload.samples.counts import CACHE_HITS
 from mpload.samples.pipeline import Pipeline
@@ -25,7 +25,7 @@ class Kept:
     """One source of a sample, as an entry of the cache."""
 
     head: bytes
-    data: bytes
+    data: bytes | memoryview
     is_hit: bool
     """Whether the cache had it."""
 
@@ -49,6 +49,7 @@ class CacheReader:
         self._threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="mpload-cache")
         self._own = threading.local()
         self._finding = threading.Lock()
+        self._is_plain = len(pipeline.sources) == 1
         self._num_waiting = self.num_hits = self.num_misses = 0
         machines = pipeline.cache.machines
         self.key = f"{pipeline.cache.shared_key:016x}"
@@ -72,6 +73,11 @@ class CacheReader:
         """
         if sample_id >= len(self._pipeline.index) or part >= len(self._pipeline.sources):
             return None
+        if self._is_plain and self._cache.holds(sample_id):
+            found = self._cache.read_at_once(sample_id)
+            if found is not None:  # a thread would take as long again
+                self.num_hits += 1
+                return self._entry(found, sample_id, part, is_hit=True)
         if self._num_waiting >= self._max_waiting:
             raise BusyError(f"{self._num_waiting} requests wait for the cache already")
         self._num_waiting += 1
@@ -96,7 +102,10 @@ class CacheReader:
         except FAILURES:  # the other machine will meet it too, and say so
             return None
         is_hit = pipeline.take_counts()[CACHE_HITS] > 0
-        head, data = make_entry([data], sample_id=sample_id, stamp=part, key=self._cache.shared_key)
+        return self._entry(data, sample_id, part, is_hit=is_hit)
+
+    def _entry(self, data: bytes | memoryview, sample_id: int, part: int, *, is_hit: bool) -> Kept:
+        head = make_head(data, num_parts=1, sample_id=sample_id, stamp=part, key=self._cache.shared_key)
         return Kept(head=head, data=data, is_hit=is_hit)
 
     def _pipeline_of_thread(self) -> Pipeline:

@@ -17,12 +17,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpload import MPLoader, PartialCache, RandomResizedCrop, build_index
+from mpload import MPLoader, PartialCache, RandomResizedCrop, Topology, build_index
 from mpload.errors import ArgumentError, MploadWarning
 from mpload.samples.cache.machines import Machines, machines_of
 from tests.support.batches import flat
 from tests.support.cache_machines import NUM_FILES, machines
-from tests.support.caches import opened
+from tests.support.caches import opened, segments
 from tests.support.typed import comparable
 
 
@@ -242,6 +242,28 @@ def test_resized_images_are_the_same_from_any_machine(tmp_path: Path, photo_tree
         made.start(1)
         for _ in range(2):
             assert [comparable(batch) for batch in made.dataset(0)] == expected
+
+
+@pytest.mark.skipif(not hasattr(os, "RWF_NOWAIT"), reason="the system cannot tell what is in the page cache")
+def test_an_entry_is_read_at_once_if_it_is_in_the_page_cache_and_valid(tmp_path: Path) -> None:
+    with machines(tmp_path, 2) as made, warnings.catch_warnings():
+        warnings.simplefilter("ignore", MploadWarning)  # the other machine does not run
+        dataset = made.dataset(0, topology=Topology())
+        cache, files = opened(dataset), made.source.files
+        own = [sample_id for sample_id in range(NUM_FILES) if cache.holds(sample_id)]
+        assert {cache.read_at_once(sample_id) for sample_id in range(NUM_FILES)} == {None}
+        list(dataset)
+        found = [cache.read_at_once(sample_id) for sample_id in own]
+        assert [None if each is None else bytes(each) for each in found] == [files[sample_id] for sample_id in own]
+        for path in segments(cache):
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        found = [cache.read_at_once(sample_id) for sample_id in own]
+        assert all(each is None or bytes(each) == files[number] for number, each in zip(own, found, strict=True))
+        for path in segments(cache):
+            path.write_bytes(bytes(path.stat().st_size))
+        assert {cache.read_at_once(sample_id) for sample_id in own} == {None}
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from xxhash import xxh3_64_intdigest
 
-__all__ = ["HEAD_BYTES", "Head", "join_parts", "make_entry", "payload_fits", "read_head", "split_parts"]
+__all__ = ["HEAD_BYTES", "Head", "join_parts", "make_entry", "make_head", "payload_fits", "read_head", "split_parts"]
 
 _HEAD = struct.Struct("<QQQQQQ")  # head's checksum, payload's checksum, sample_id, stamp, payload_bytes, num_parts
 HEAD_BYTES = _HEAD.size
@@ -26,12 +26,17 @@ class Head(NamedTuple):  # made for every hit; a dataclass takes three times as 
 def make_entry(parts: Sequence[bytes], *, sample_id: int, stamp: int, key: int) -> tuple[bytes, bytes]:
     """Return head and payload of an entry. The data set's `key` seeds the checksums: another's entries are invalid."""
     payload = join_parts(parts)
+    return make_head(payload, num_parts=len(parts), sample_id=sample_id, stamp=stamp, key=key), payload
+
+
+def make_head(payload: bytes | memoryview, *, num_parts: int, sample_id: int, stamp: int, key: int) -> bytes:
+    """Return the head of an entry with this payload; see `make_entry`."""
     check = xxh3_64_intdigest(payload, seed=key)
-    rest = _HEAD.pack(0, check, sample_id, stamp, len(payload), len(parts))[8:]
-    return xxh3_64_intdigest(rest, seed=key).to_bytes(8, "little") + rest, payload
+    rest = _HEAD.pack(0, check, sample_id, stamp, len(payload), num_parts)[8:]
+    return xxh3_64_intdigest(rest, seed=key).to_bytes(8, "little") + rest
 
 
-def read_head(data: bytes, *, key: int) -> Head | None:
+def read_head(data: bytes | memoryview, *, key: int) -> Head | None:
     """Return the head in `data`, or None if it is not a valid head of the data set with this key."""
     if len(data) != HEAD_BYTES:
         return None

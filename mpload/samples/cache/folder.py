@@ -150,6 +150,24 @@ class CacheFolder:
         found = self._entry(sample_id, place, lambda fd, head, start: os.pread(fd, head.payload_bytes, start))
         return None if found is None else (found[0], bytes(found[1]))
 
+    def read_at_once(self, sample_id: int, place: bytes) -> memoryview | None:
+        """Return the payload of the sample's entry at `place`, of one source; None if it is not in the page cache."""
+        number, offset = divmod(int.from_bytes(place, "little"), 1 << OFFSET_BITS)
+        found = None
+        try:
+            descriptor = self._segments.get(number)
+            if descriptor is None:
+                descriptor = self._open_segment(number)
+            head = read_head(_in_page_cache(descriptor, HEAD_BYTES, offset), key=self.key)
+            if head is not None and head.sample_id == sample_id and head.num_parts == 1:
+                payload = _in_page_cache(descriptor, head.payload_bytes, offset + HEAD_BYTES)
+                found = payload if payload_fits(head, payload, key=self.key) else None
+        except (OSError, OverflowError):  # also a BlockingIOError
+            pass
+        if found is None and (stale := self._segments.pop(number, None)) is not None:
+            os.close(stale)
+        return found
+
     def copy(self, sample_id: int, place: bytes, room: memoryview, *, stamp: int | None) -> int:
         """Copy the payload of the sample's entry at `place` to the beginning of `room`.
 
@@ -284,6 +302,14 @@ class CacheFolder:
     def _write_number(self, at: int, value: int) -> None:
         with self._opened("table", os.O_RDWR) as table:
             os.pwrite(table, value.to_bytes(8, "little"), at)
+
+
+def _in_page_cache(descriptor: int, num_bytes: int, offset: int) -> memoryview:
+    """Return bytes of a file. Raises `OSError` if some are not in the page cache, or the system cannot tell."""
+    room = memoryview(bytearray(num_bytes))
+    if not hasattr(os, "RWF_NOWAIT"):
+        raise BlockingIOError
+    return room[: os.preadv(descriptor, [room], offset, os.RWF_NOWAIT)]
 
 
 def segment_name(number: int) -> str:

@@ -160,6 +160,13 @@ class OpenCache:
             self._store(sample_id, stamp, place, parts)
         return parts
 
+    def read_at_once(self, sample_id: int) -> memoryview | None:
+        """Return the bytes of a sample of one source; None if it would take a while to read them. Count nothing."""
+        if self._root is not None or self.folder.table < 0:  # its source may be on a slow disk
+            return None
+        place = self.folder.place_of(sample_id)
+        return self.folder.read_at_once(sample_id, place) if any(place) else None
+
     def copy(self, sample_id: int, path: str, room: memoryview) -> int:
         """Copy the bytes of a sample of one source, in the file `path`, to the beginning of `room`. Count nothing.
 
