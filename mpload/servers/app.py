@@ -115,7 +115,7 @@ class SampleService:
         if cached is None:
             return _error(404, "several machines share no cache of this dataset: see machines= of PartialCache")
         if request.match_info["key"] != cached.key:
-            return _error(409, "the cache of this machine has another index or form")
+            return _error(409, "the cache of this machine has another index, root or form")
         if place != cached.place:
             return _error(409, f"this is machine {cached.place}, not {place}. All machines need the same list")
         kept = await cached.read(int(request.match_info["sample"]), int(request.match_info["part"]))

@@ -1,23 +1,26 @@
 """`CacheReader`: gives other machines the samples that this machine's cache keeps."""
 
 import asyncio
-import copy
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 
 from mpload.errors import FAILURES
+from mpload.index.columns import path_of
 from mpload.index.index import records_of
 from mpload.samples.cache.entries import make_head
-from mpload.samples.cache.opened import OpenCache
-from mpload.samples.counts import CACHE_HITS
+from mpload.samples.cache.opened import OpenCache, Vacancy
 from mpload.samples.pipeline import Pipeline
 from mpload.servers.making import BusyError
+from mpload.storage.parquet import ROW_GROUPS_BYTES
+from mpload.storage.protocols import KeepingStorage
+from mpload.storage.read_threads import ReadThreads
 
 __all__ = ["CacheReader", "Kept"]
 
-_NUM_THREADS = 16
+_WAITING_PER_THREAD = 4
+"""If more reads wait for each thread, other machines had better read the sources themselves."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,93 +33,118 @@ class Kept:
     """Whether the cache had it."""
 
 
+_Parts = tuple[list[bytes], bool]
+"""The sources of a sample, and whether the cache had them."""
+
+
 class CacheReader:
     """Reads samples from the cache of a pipeline. One that it should keep, but lacks, is read from its source and kept.
 
+    Requests for the same sample at the same time share one read.
+
     Args:
         pipeline: the pipeline, whose cache has several machines.
-        max_waiting: maximum number of requests at a time.
 
-    Process: for one thread, which runs the event loop. Threads of its own read.
+    Memory: the samples that are being read.
+    Process: for one thread, which runs the event loop. Threads of its own read; they are daemons, so that a source that
+    hangs does not keep the server from ending.
     """
 
-    def __init__(self, pipeline: Pipeline, *, max_waiting: int) -> None:
+    def __init__(self, pipeline: Pipeline) -> None:
         assert isinstance(pipeline.cache, OpenCache)
         assert pipeline.cache.machines is not None
-        self._pipeline = pipeline
+        self._index = pipeline.index
+        self._sources = pipeline.sources
         self._cache = pipeline.cache
-        self._max_waiting = max_waiting
-        self._threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="mpload-cache")
-        self._own = threading.local()
-        self._finding = threading.Lock()
-        self._is_plain = len(pipeline.sources) == 1
-        self._num_waiting = self.num_hits = self.num_misses = 0
+        self._plain = pipeline.changed(policy=pipeline.policy, cache=None)  # its storage reads from sources alone
+        self._plain.notices.turn_off()  # the machine that asks meets the same failures, and tells of them
+        storage = self._plain.opened_storage
+        self._num_threads: int = getattr(storage, "max_parallel_reads", 1)
+        if isinstance(storage, KeepingStorage):
+            storage.bound(ROW_GROUPS_BYTES)
+        self._threads = ReadThreads(max_threads=self._num_threads)
+        self._using = threading.Lock()
+        """Held while the cache or the index is used: neither is for several threads."""
+        self._reads: dict[int, asyncio.Future[_Parts | None]] = {}
+        self.num_hits = self.num_misses = 0
         machines = pipeline.cache.machines
-        self.key = f"{pipeline.cache.shared_key:016x}"
+        self.key = f"{pipeline.cache.folder.key:016x}"
         """Names the data set and the form in which samples are kept."""
         self.place = f"{machines.own} of {len(machines.urls)}"
         """Which machine this is."""
 
     @classmethod
-    def of(cls, pipeline: Pipeline, *, max_waiting: int) -> "CacheReader | None":
+    def of(cls, pipeline: Pipeline) -> "CacheReader | None":
         """Return what reads the cache of a pipeline; None unless several machines share it."""
         cache = pipeline.cache
-        if not isinstance(cache, OpenCache) or cache.machines is None:
-            return None
-        return cls(pipeline, max_waiting=max_waiting)
+        return cls(pipeline) if isinstance(cache, OpenCache) and cache.machines is not None else None
 
     async def read(self, sample_id: int, part: int) -> Kept | None:
         """Return a source of a sample; None if this machine does not keep the sample, or cannot read it.
 
         Raises:
-            BusyError: too many requests wait.
+            BusyError: too many reads wait.
         """
-        if sample_id >= len(self._pipeline.index) or part >= len(self._pipeline.sources):
+        if sample_id >= len(self._index) or part >= len(self._sources) or not self._cache.holds(sample_id):
             return None
-        if self._is_plain and self._cache.holds(sample_id):
-            found = self._cache.read_at_once(sample_id)
-            if found is not None:  # a thread would take as long again
+        if len(self._sources) == 1 and sample_id not in self._reads and self._using.acquire(blocking=False):
+            try:
+                at_once = self._cache.read_at_once(sample_id)
+            finally:
+                self._using.release()
+            if at_once is not None:  # a thread would take as long again
                 self.num_hits += 1
-                return self._entry(found, sample_id, part, is_hit=True)
-        if self._num_waiting >= self._max_waiting:
-            raise BusyError(f"{self._num_waiting} requests wait for the cache already")
-        self._num_waiting += 1
-        try:
-            read = partial(self._read, sample_id, part)
-            kept = await asyncio.get_running_loop().run_in_executor(self._threads, read)
-        finally:
-            self._num_waiting -= 1
-        if kept is not None:
-            self.num_hits += kept.is_hit
-            self.num_misses += not kept.is_hit
-        return kept
+                return self._entry(at_once, sample_id, part, is_hit=True)
+        reading = self._reads.get(sample_id)
+        is_first = reading is None
+        if reading is None:
+            if self._threads.num_waiting >= _WAITING_PER_THREAD * self._num_threads:
+                raise BusyError("too many samples wait to be read for the cache")
+            reading = self._reads[sample_id] = self._begun(sample_id)
+        found = await asyncio.shield(reading)
+        if found is None:
+            return None
+        parts, is_hit = found
+        is_hit = is_hit or not is_first
+        self.num_hits += is_hit
+        self.num_misses += not is_hit
+        return self._entry(parts[part], sample_id, part, is_hit=is_hit)
 
-    def _read(self, sample_id: int, part: int) -> Kept | None:
-        if not self._cache.holds(sample_id):
-            return None
-        pipeline = self._pipeline_of_thread()
-        with self._finding:
-            record = records_of(self._pipeline.index, [sample_id])[0]
+    def _begun(self, sample_id: int) -> "asyncio.Future[_Parts | None]":
+        """Begin to read a sample in a thread."""
+        done: Future[_Parts | None] = Future()
+        reading = asyncio.wrap_future(done)
+        reading.add_done_callback(lambda _: self._reads.pop(sample_id, None))
+        self._threads.put(partial(self._read, sample_id, done))
+        self._threads.start(self._num_threads)
+        return reading
+
+    def _read(self, sample_id: int, done: "Future[_Parts | None]") -> None:
+        found = None
         try:
-            data = pipeline.read_cached(record)[part]
+            found = self._found(sample_id)
         except FAILURES:  # the other machine will meet it too, and say so
-            return None
-        is_hit = pipeline.take_counts()[CACHE_HITS] > 0
-        return self._entry(data, sample_id, part, is_hit=is_hit)
+            pass
+        finally:
+            done.set_result(found)
+
+    def _found(self, sample_id: int) -> _Parts:
+        with self._using:
+            record = records_of(self._index, [sample_id])[0]
+        stamp = self._cache.stamp_of([path_of(record.cells[number]) for number in self._sources])
+        with self._using:
+            kept = self._cache.look_up(sample_id, stamp)
+        if not isinstance(kept, Vacancy):
+            return kept, True
+        parts = self._cache.formed(self._plain.opened_storage.read(self._plain.ranges_of(record)))
+        with self._using:
+            self._cache.keep(sample_id, kept, parts)
+        return parts, False
 
     def _entry(self, data: bytes | memoryview, sample_id: int, part: int, *, is_hit: bool) -> Kept:
-        head = make_head(data, num_parts=1, sample_id=sample_id, stamp=part, key=self._cache.shared_key)
+        head = make_head(data, num_parts=1, sample_id=sample_id, stamp=part, key=self._cache.folder.key)
         return Kept(head=head, data=data, is_hit=is_hit)
 
-    def _pipeline_of_thread(self) -> Pipeline:
-        """Return a pipeline with files of its own, since neither storages nor caches are for several threads."""
-        own: Pipeline | None = getattr(self._own, "pipeline", None)
-        if own is None:
-            own = self._pipeline.changed(policy=self._pipeline.policy, cache=copy.copy(self._cache))
-            own.notices.turn_off()
-            self._own.pipeline = own
-        return own
-
     def close(self) -> None:
-        """End the threads, once they have read what they are reading."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        """End the threads, each after what it is reading."""
+        self._threads.end()

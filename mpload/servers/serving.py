@@ -125,7 +125,7 @@ def serve(
             description=source.describe(fields),
             token=token,
             limits=limits,
-            cached=CacheReader.of(maker.pipeline, max_waiting=limits.max_waiting),
+            cached=CacheReader.of(maker.pipeline),
         )
         asyncio.run(_run(service, address, stop, on_ready=on_ready))
     finally:

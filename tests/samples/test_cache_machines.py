@@ -1,5 +1,7 @@
 """Machines that share a cache keep different samples, read each other's, and lose nothing when one of them is gone."""
 
+import asyncio
+import itertools
 import os
 import socket
 import threading
@@ -16,10 +18,12 @@ import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils.data import DataLoader
 
 from mpload import MPLoader, PartialCache, RandomResizedCrop, Topology, build_index
 from mpload.errors import ArgumentError, MploadWarning
 from mpload.samples.cache.machines import Machines, machines_of
+from mpload.servers.cached import CacheReader, Kept
 from tests.support.batches import flat
 from tests.support.cache_machines import NUM_FILES, machines
 from tests.support.caches import opened, segments
@@ -100,8 +104,8 @@ def test_later_epochs_read_only_what_no_machine_keeps(
 def test_a_machine_that_is_gone_costs_a_warning_and_time_until_it_is_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mpload.samples.cache.elsewhere._SHORTEST_PAUSE_SECONDS", 0.2)
-    monkeypatch.setattr("mpload.samples.cache.elsewhere._LONGEST_PAUSE_SECONDS", 0.2)
+    for name in ("_SHORTEST_PAUSE_SECONDS", "_LONGEST_PAUSE_SECONDS", "_QUIET_SECONDS"):
+        monkeypatch.setattr(f"mpload.samples.cache.elsewhere.{name}", 0.1)
     with machines(tmp_path, 2) as made:
         loader, load = epochs(made, 0)
         expected = {number: made.source.files[number] for number in load_ids(made)}
@@ -123,6 +127,79 @@ def test_a_machine_that_is_gone_costs_a_warning_and_time_until_it_is_back(
         loader.close()
 
 
+@pytest.mark.processes
+def test_a_machine_that_fails_now_and_then_is_told_of_once(tmp_path: Path) -> None:
+    with machines(tmp_path, 2) as made, answering(b"", "500 Internal Server Error", "204 No Content") as port:
+        made.urls[1] = f"http://127.0.0.1:{port}"
+        loader, load = epochs(made, 0)
+        with warnings.catch_warnings(record=True) as shown:
+            warnings.simplefilter("always", MploadWarning)
+            for _ in range(3):
+                load()
+        loader.close()
+    assert len([each for each in shown if "the cache of this machine" in str(each.message)]) == 1
+
+
+class SlowStorage:
+    """Reads files of zeros, each in a while, and counts them. One thread at a time may read."""
+
+    def __init__(self) -> None:
+        self.reads: Counter[str] = Counter()
+
+    def read(self, ranges: Any) -> list[bytes]:
+        for item in ranges:
+            self.reads[item.path] += 1
+        time.sleep(0.02)
+        return [bytes(100) for _ in ranges]
+
+
+def test_requests_for_a_sample_at_the_same_time_share_one_read(tmp_path: Path) -> None:
+    with machines(tmp_path, 2) as made:
+        storage = SlowStorage()
+        dataset = made.dataset(0, storage=storage)
+        storage.reads.clear()
+        own = [sample_id for sample_id in range(NUM_FILES) if opened(dataset).holds(sample_id)][:3]
+
+        async def ask() -> list[Kept | None]:
+            reader = CacheReader(dataset._run.pipeline)
+            try:
+                return await asyncio.gather(*(reader.read(sample_id, 0) for sample_id in own * 20))
+            finally:
+                reader.close()
+
+        found = asyncio.run(ask())
+    assert {None if each is None else bytes(each.data) for each in found} == {bytes(100)}
+    assert set(storage.reads.values()) == {1}
+    assert len(storage.reads) == 3
+
+
+@pytest.mark.processes
+def test_a_forked_child_reads_while_its_parent_reads(tmp_path: Path) -> None:
+    with machines(tmp_path, 2) as made, warnings.catch_warnings():
+        warnings.simplefilter("ignore", MploadWarning)  # the other machine does not run
+        dataset = made.dataset(0, storage=SlowStorage())
+        batches = iter(dataset)
+        next(batches)
+        loader = DataLoader(dataset, batch_size=None, num_workers=1, multiprocessing_context="fork", timeout=60)
+        assert len(list(loader)) == len(dataset)
+
+
+def test_a_full_cache_makes_room_when_machines_share_it(tmp_path: Path) -> None:
+    with machines(tmp_path, 2, fraction=None, max_bytes="1MiB", bytes_per_file=10_000) as made:
+        alone = made.dataset(0, topology=Topology(), cache=PartialCache(tmp_path / "cache0", max_bytes="1MiB"))
+        list(alone)
+        assert 0.3 < opened(alone).fraction < 0.7
+        opened(alone).close()  # as its process does when it ends
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", MploadWarning)
+            dataset = made.dataset(0, topology=Topology())
+            cache = opened(dataset)
+            for _ in range(2):
+                list(dataset)
+        held = [sample_id for sample_id in range(NUM_FILES) if cache.holds(sample_id)]
+        assert sum(map(cache.has, held)) > 0.85 * len(held)
+
+
 def load_ids(made: Any) -> list[int]:
     return flat([labels.tolist() for _, labels in made.dataset(0, cache=None)])
 
@@ -135,14 +212,14 @@ def silent() -> Iterator[int]:
 
 
 @contextmanager
-def answering(body: bytes, status: str = "200 OK") -> Iterator[int]:
-    """Yield the port of a server that has one answer for all."""
-    head = f"HTTP/1.1 {status}\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+def answering(body: bytes, *statuses: str) -> Iterator[int]:
+    """Yield the port of a server that gives these answers in turn."""
+    heads = itertools.cycle(f"HTTP/1.1 {each}\r\nContent-Length: {len(body)}\r\n\r\n".encode() for each in statuses)
 
     def converse(connection: socket.socket) -> None:
         with connection:
             while connection.recv(65536):
-                connection.sendall(head + body)
+                connection.sendall(next(heads) + body)
 
     def serve(listener: socket.socket) -> None:
         while True:
@@ -165,9 +242,8 @@ def answering(body: bytes, status: str = "200 OK") -> Iterator[int]:
         (b"", "200 OK", "answer is no entry"),
         (b"<html>", "404 Not Found", "shares no cache"),
         (b"", "401 Unauthorized", "wants another token"),
-        (b"", "409 Conflict", "another index or form of the cache, or another list"),
-        (b"", "503 Service Unavailable", "too much to do"),
-        (b"", "302 Found", "answered 302"),
+        (b"", "409 Conflict", "another index, another #root or form of the cache, or another list"),
+        (b"", "302 Found", "is not read: status 302. Meanwhile"),
     ],
 )
 def test_whatever_answers_in_place_of_a_machine_changes_no_sample(
@@ -198,7 +274,7 @@ def test_a_server_gives_only_its_own_samples_and_only_to_those_who_fit(tmp_path:
     with machines(tmp_path, 2, token="secret") as made:
         made.start(0, token="secret")
         cache = opened(made.dataset(0))
-        key = f"{cache.shared_key:016x}"
+        key = f"{cache.folder.key:016x}"
         own = next(filter(cache.holds, range(NUM_FILES)))
         others = next(each for each in range(NUM_FILES) if not cache.holds(each))
         connection = HTTPConnection(made.urls[0].removeprefix("http://"), timeout=30)
@@ -270,14 +346,34 @@ def test_an_entry_is_read_at_once_if_it_is_in_the_page_cache_and_valid(tmp_path:
     ("arguments", "message"),
     [
         ({"machines": "http://a"}, "must be a list of URLs"),
-        ({"machines": ["a:80"]}, "is not a URL"),
-        ({"machines": ["s3://bucket"]}, "are URLs of servers"),
-        ({"machines": ["http://a:1", "http://a:1/"]}, "must be different"),
+        ({"machines": None}, "must be a list of URLs"),
+        ({"machines": {"http://a", "http://b"}}, "must be a list of URLs"),
+        ({"machines": (url for url in ["http://a"])}, "must be a list of URLs"),
+        *(
+            ({"machines": [url]}, "are URLs of servers")
+            for url in (
+                *("a:80", "s3://bucket", "http://", "http://:80", "http://a b", "http://a:0", "http://a:99999"),
+                *(
+                    "http://a:x",
+                    "http://a/path",
+                    "http://a#x",
+                    "http://a?x",
+                    "http://u:p@a",
+                    "http://[::",
+                    None,
+                    b"http://a",
+                ),
+            )
+        ),
+        ({"machines": ["http://a:80", "http://A/"]}, "must be different"),
+        ({"machines": ["https://[::1]", "https://[::1]:443"]}, "must be different"),
         ({"machine": 0}, "belong to machines="),
         ({"token": "x"}, "belong to machines="),
         ({"machines": ["http://a"], "machine": 1}, "0 to 0, got 1"),
         ({"machines": ["http://a"], "machine": True}, "0 to 0, got True"),
         ({"machines": ["http://a"], "token": "a\n"}, "printable ASCII"),
+        ({"machines": ["http://a"], "token": "a" * 1001}, "up to 1000 characters"),
+        ({"machines": ["http://a"], "token": 5}, "printable ASCII"),
     ],
 )
 def test_wrong_machines_are_refused(arguments: dict[str, Any], message: str) -> None:
@@ -292,9 +388,11 @@ def test_the_machine_is_found_by_its_address() -> None:
         for each in found
         if each.family == socket.AF_INET and not each.address.startswith("127.")
     )
-    found = machines_of([f"http://203.0.113.{n}:80" for n in range(3)] + [f"http://{own}:80"], None, None)
-    assert found is not None
-    assert found.own == 3
+    others = [f"http://203.0.113.{number}:80" for number in range(3)]
+    for address in (own, "127.0.1.1", "[::ffff:127.0.0.1]"):
+        found = machines_of([*others, f"http://{address}:80"], None, None)
+        assert found is not None
+        assert found.own == 3
     with pytest.raises(ArgumentError, match=r"fit none of them. Pass machine=, its place in machines, 0 to 0"):
         machines_of(["http://203.0.113.1:80"], None, None)
     with pytest.raises(ArgumentError, match=r"fit http://127.0.0.1:1, http://127.0.0.1:2. Pass machine="):

@@ -15,14 +15,9 @@ import numpy as np
 from mpload import MPDataset, PartialCache, RawBytes, Topology
 from tests.support.running_servers import running_server
 
-__all__ = ["NUM_FILES", "Machines", "free_ports", "machines", "sizes"]
+__all__ = ["NUM_FILES", "Machines", "free_ports", "machines"]
 
 NUM_FILES = 200
-
-
-def sizes() -> list[int]:
-    """Return the size of each file."""
-    return [int(size) for size in np.random.default_rng(0).integers(0, 5000, NUM_FILES)]
 
 
 def free_ports(count: int) -> list[int]:
@@ -40,10 +35,10 @@ class Source(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 128
 
-    def __init__(self) -> None:
+    def __init__(self, bytes_per_file: int) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         rng = np.random.default_rng(1)
-        self.files = [rng.bytes(size) for size in sizes()]
+        self.files = [rng.bytes(int(rng.integers(2 * bytes_per_file))) for _ in range(NUM_FILES)]
         self.reads: Counter[int] = Counter()
         """How often each file was delivered."""
 
@@ -116,9 +111,9 @@ class Machines:
 
 
 @contextmanager
-def machines(folder: Path, count: int, **options: Any) -> Iterator[Machines]:
+def machines(folder: Path, count: int, *, bytes_per_file: int = 2500, **options: Any) -> Iterator[Machines]:
     """Yield machines without servers; `options` are those of their caches."""
-    source = Source()
+    source = Source(bytes_per_file)
     threading.Thread(target=source.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
     lines = "".join(f"{number}\t{number}\n" for number in range(NUM_FILES))
     (folder / "index.txt").write_text(f"#mpload 1\n#root {source.url}\n#columns data:path label:int\n{lines}")

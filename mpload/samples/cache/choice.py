@@ -65,9 +65,9 @@ class PartialCache:
             more on network disks), so that a changed file is read again. False trusts the index.
         machines: URLs of the servers (`mpload serve`) of all machines that share the cache, in the same order on each.
             Each machine keeps other samples, and reads what the others keep from them. So n machines with a share f
-            each hit min(1, n f).
+            each hit min(1, n f). Stored as a tuple.
         machine: The place of this machine in `machines`. None takes the URL whose host has an address of this machine.
-        token: The secret that the servers want to see; None if they want none.
+        token: The secret that the servers want to see, the `MPLOAD_TOKEN` of `mpload serve`; None if they want none.
 
     Raises:
         ArgumentError: `max_bytes`, `fraction` or `what` is out of range, or the machines are no URLs of servers.
@@ -90,8 +90,7 @@ class PartialCache:
             raise ArgumentError(f"fraction must be in (0, 1], or None to fill max_bytes, got {self.fraction}")
         if self.what not in set(CachedForm):
             raise ArgumentError(f'what must be "bytes" or "resized", got {self.what!r}')
-        check_machines(self.machines, self.machine, self.token)
-        object.__setattr__(self, "machines", tuple(self.machines))
+        object.__setattr__(self, "machines", check_machines(self.machines, self.machine, self.token))
 
 
 def open_cache(

@@ -3,7 +3,7 @@
 A server on each machine (`mpload serve`) answers `GET /v1/cached/KEY/SAMPLE_ID/PART` with an entry of its cache: part
 PART of the sample's sources, after a head as in a segment. It reads a sample that it lacks from the source, and keeps
 it. KEY names the data set, as 16 hexadecimal digits. The answer 204 says that the machine does not keep the sample, or
-cannot read it.
+cannot read it, and 503 that it has too much to do.
 
 An entry that is not valid, a machine that does not answer, and one that does not keep the sample cost time only: the
 sample is then read from its source.
@@ -44,7 +44,11 @@ MACHINE_HEADER = "Mpload-Machine"
 """`PLACE of NUMBER`: which machine is asked, among how many."""
 _REQUEST_SECONDS = 10.0
 """Time limit for a request: the other machine may have to read the sample from a slow source."""
+_TRIAL_SECONDS = 3.0
+"""The same for a machine that has failed."""
 _CONNECT_SECONDS = 2.0
+_QUIET_SECONDS = 5.0
+"""A machine is back if it has not failed for so long."""
 _SHORTEST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 1.0, 60.0
 """How long a machine is left out after it has failed; each further failure doubles the pause."""
 
@@ -69,40 +73,51 @@ class _Machine:
 
     url: str
     server: "Server"
+    is_out: bool = False
+    """Whether it is left out, since the last request failed."""
+    is_noticed: bool = False
+    """Whether the user has been told."""
     pause_seconds: float = 0.0
-    """How long it was left out last; 0 if it answers."""
+    """For how long it was left out last."""
     resumes_at: float = -inf
     tried_at: float = inf
     """When it was asked again for the first time since it failed."""
+    failed_at: float = -inf
     answered_at: float = -inf
     lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def is_ready(self, now: float) -> bool:
-        """Return whether to ask it. One that has failed is asked by one thread at a time."""
-        if not self.pause_seconds:
-            return True
+    def limit_seconds(self, now: float) -> float:
+        """Return the time limit of the next request; 0 if the machine is left out. One that failed is asked once."""
+        if not self.is_out:
+            return _REQUEST_SECONDS
         with self.lock:
-            is_ready = now >= self.resumes_at
-            if is_ready:
-                self.tried_at, self.resumes_at = now, now + _REQUEST_SECONDS
-        return is_ready
+            if now < self.resumes_at:
+                return 0.0
+            self.tried_at, self.resumes_at = now, now + _REQUEST_SECONDS
+        return _TRIAL_SECONDS
 
-    def answered(self, now: float) -> bool:
-        """Note that it has answered, and return whether it had failed before."""
+    def answered(self, *, began: float, now: float) -> bool:
+        """Note the answer to a request that began then. Return whether the machine is back for good."""
         self.answered_at = now
-        if not self.pause_seconds:
+        if not self.is_noticed:
             return False
         with self.lock:
-            has_failed, self.pause_seconds = self.pause_seconds > 0, 0.0
-        return has_failed
+            if began >= self.tried_at:  # earlier ones were on their way when it failed
+                self.is_out = False
+            is_back = not self.is_out and now - self.failed_at >= _QUIET_SECONDS
+            self.is_noticed = not is_back
+        return is_back
 
     def failed(self, *, began: float, now: float) -> bool:
-        """Note that a request that began then has failed. Return whether it is the first one since an answer."""
+        """Note that a request that began then has failed. Return whether the user does not know yet."""
         with self.lock:
-            is_first = not self.pause_seconds
-            if is_first or began >= self.tried_at:  # others were on their way when it failed before
-                self.pause_seconds = min(_LONGEST_PAUSE_SECONDS, max(_SHORTEST_PAUSE_SECONDS, 2 * self.pause_seconds))
-                self.resumes_at, self.tried_at = now + self.pause_seconds * random.uniform(0.5, 1.0), inf
+            if not self.is_out or began >= self.tried_at:
+                is_again = now - self.failed_at < _LONGEST_PAUSE_SECONDS + 2 * self.pause_seconds
+                self.pause_seconds = min(_LONGEST_PAUSE_SECONDS, 2 * self.pause_seconds if is_again else 0.0)
+                self.pause_seconds = max(_SHORTEST_PAUSE_SECONDS, self.pause_seconds)
+                self.is_out, self.failed_at, self.tried_at = True, now, inf
+                self.resumes_at = now + self.pause_seconds * random.uniform(0.5, 1.0)
+            is_first, self.is_noticed = not self.is_noticed, True
         return is_first
 
 
@@ -135,7 +150,6 @@ class OtherCaches:
         self._storage = storage
         self._kept_by = kept_by
         self._remote = storage if isinstance(storage, RemoteReads) else None
-        self._turns = threading.Semaphore(getattr(storage, "max_parallel_reads", 1))
         self._machines = machines
         self._key = key
         self._is_resized = is_resized
@@ -148,10 +162,16 @@ class OtherCaches:
         self._start()
 
     def _start(self) -> None:
-        self._pid = os.getpid()
+        self._turns = threading.Semaphore(getattr(self._storage, "max_parallel_reads", 1))
         self._known: dict[int, _Machine] = {}
         self._num_hits = 0
         self._counting = threading.Lock()
+        self._pid = os.getpid()  # last: until then, other threads start too
+
+    def _check_process(self) -> None:
+        """Let go of what a fork has copied: connections, and locks that threads of the parent may have held."""
+        if self._pid != os.getpid():
+            self._start()
 
     def ranges_of(self, sample_id: int, ranges: list[ByteRange]) -> list[ByteRange]:
         """Return the ranges of a sample. If another machine keeps it, they are read there."""
@@ -162,6 +182,7 @@ class OtherCaches:
 
     def move_hits(self, counts: list[int]) -> None:
         """Count samples that other machines had in their caches as hits; they are counted as misses when used."""
+        self._check_process()
         with self._counting:
             num_hits, self._num_hits = self._num_hits, 0
         counts[CACHE_HITS] += num_hits
@@ -188,6 +209,7 @@ class OtherCaches:
         return self._remote is not None and self._remote.may_read_again(_source_of(item))
 
     def _read_source(self, item: ByteRange) -> bytes:
+        self._check_process()
         with self._turns:
             return self._storage.read([item])[0]
 
@@ -203,25 +225,25 @@ class OtherCaches:
 
     def _asked(self, item: KeptElsewhere) -> bytes | None:
         """Return what a machine keeps; None if it does not answer, or has no valid entry."""
-        if self._pid != os.getpid():
-            self._start()
+        self._check_process()
         machine = self._known.get(item.machine) or self._known.setdefault(item.machine, self._met(item.machine))
         began = time.monotonic()
-        if not machine.is_ready(began):
+        limit_seconds = machine.limit_seconds(began)
+        if not limit_seconds:
             return None
         try:
-            data, is_hit = self._answer(machine, item, deadline=began + _REQUEST_SECONDS)
+            data, is_hit = self._answer(machine, item, began=began, limit_seconds=limit_seconds)
         except RequestFailure as failure:
             if machine.failed(began=began, now=time.monotonic()):
                 text = (
-                    f"{machine.url}: the cache of this machine is not read: {failure}. Its samples are read from their "
-                    "source until it answers"
+                    f"{machine.url}: the cache of this machine is not read: {failure}. Meanwhile its samples are read "
+                    "from their source, and it is asked again from time to time"
                 )
                 self._notices.send(
                     Notice(place=machine.url, is_outage=True, text=text, answered_at=machine.answered_at)
                 )
             return None
-        if machine.answered(time.monotonic()):
+        if machine.answered(began=began, now=time.monotonic()):
             text = f"{machine.url}: the cache of this machine is read again"
             self._notices.send(Notice(place=machine.url, is_outage=False, text=text))
         if is_hit and not item.part:
@@ -239,7 +261,9 @@ class OtherCaches:
             url=self._machines.urls[number], server=Server(self._machines.urls[number], may_use_proxy=False)
         )
 
-    def _answer(self, machine: _Machine, item: KeptElsewhere, *, deadline: float) -> tuple[bytes | None, bool]:
+    def _answer(
+        self, machine: _Machine, item: KeptElsewhere, *, began: float, limit_seconds: float
+    ) -> tuple[bytes | None, bool]:
         """Return the bytes of a source, and whether the machine's cache had them.
 
         Raises:
@@ -253,7 +277,7 @@ class OtherCaches:
         step = "answer"
         try:
             headers = {**self._headers, MACHINE_HEADER: f"{item.machine} of {len(self._machines.urls)}"}
-            response = machine.server.get(path, headers, Until(deadline, connect=_CONNECT_SECONDS))
+            response = machine.server.get(path, headers, Until(began + limit_seconds, connect=_CONNECT_SECONDS))
             step = "rest of the answer"
             try:
                 return self._entry(response, item)
@@ -262,21 +286,28 @@ class OtherCaches:
                     response.drain_conn()  # so that its connection can be used again
                 response.close()
         except (HTTPError, OSError, ValueError, OverflowError) as error:
-            failure = failure_of(
-                error, machine.url, step=step, seconds=_REQUEST_SECONDS, connect_seconds=_CONNECT_SECONDS
-            )
+            failure = failure_of(error, machine.url, step=step, seconds=limit_seconds, connect_seconds=_CONNECT_SECONDS)
+        except MemoryError:
+            failure = RequestFailure("answer is too large")
         raise failure
 
     def _entry(self, response: "BaseHTTPResponse", item: KeptElsewhere) -> tuple[bytes | None, bool]:
         status = response.status
-        if status == HTTPStatus.NO_CONTENT:
+        if status in {HTTPStatus.NO_CONTENT, HTTPStatus.SERVICE_UNAVAILABLE}:  # it has too much to do
+            response.read()
             return None, False
         if status != HTTPStatus.OK:
-            raise RequestFailure(f"status {status}", _ADVICE.get(status, f": the server answered {status}"))
+            raise RequestFailure(f"status {status}", _ADVICE.get(status, ""))
+        from mpload.storage.connections import CUT_SHORT  # noqa: PLC0415
+
         head = read_head(response.read(HEAD_BYTES), key=self._key)
         if head is None or (head.sample_id, head.stamp) != (item.sample_id, item.part):
             raise RequestFailure("answer is no entry", ": is this the URL of a server of mpload?")
+        if response.length_remaining != head.payload_bytes:
+            raise RequestFailure("answer is no entry", ": it is longer or shorter than it says")
         data = response.read(head.payload_bytes)
+        if len(data) < head.payload_bytes:
+            raise RequestFailure(*CUT_SHORT)
         if not payload_fits(head, data, key=self._key):
             raise RequestFailure("answer is damaged", ": its checksum is wrong")
         return data, response.headers.get(HIT_HEADER) == "hit"
@@ -300,10 +331,9 @@ _ADVICE: dict[int, str] = {
     HTTPStatus.UNAUTHORIZED: ": the server wants another token. Pass token=, the one that `mpload serve` has",
     HTTPStatus.NOT_FOUND: ": the server shares no cache. Its dataset needs cache=PartialCache(..., machines=[...])",
     HTTPStatus.CONFLICT: (
-        ": the server has another index or form of the cache, or another list of machines. Serve the same "
-        "dataset, and list the machines in the same order"
+        ": the server has another index, another #root or form of the cache, or another list of machines. Serve the "
+        "same dataset, and list the machines in the same order"
     ),
-    HTTPStatus.SERVICE_UNAVAILABLE: ": the server has too much to do",
 }
 
 

@@ -28,6 +28,7 @@ _SCANNED_ROWS = 1 << 20
 _ABOUT_BYTES = 1 << 20
 _LOCK_SECONDS = 30.0
 _POLL_SECONDS = 0.002
+_NUM_FIRST = 64
 _Payload = bytes | memoryview
 
 
@@ -226,6 +227,19 @@ class CacheFolder:
                     with suppress(FileNotFoundError):  # deleted meanwhile
                         found[int(file.name[-6:])] = file.stat(follow_symlinks=False).st_size
         return dict(sorted(found.items()))
+
+    def first_samples_of(self, number: int) -> list[int]:
+        """Return the sample_ids of the first entries in a segment."""
+        found: list[int] = []
+        with suppress(OSError), self._opened(segment_name(number), os.O_RDONLY) as segment:
+            offset = 0
+            while len(found) < _NUM_FIRST:
+                head = read_head(os.pread(segment, HEAD_BYTES, offset), key=self.key)
+                if head is None:
+                    break
+                found.append(head.sample_id)
+                offset += HEAD_BYTES + head.payload_bytes
+        return found
 
     def used_bytes(self) -> int:
         """Return the size of the cache in bytes: its table and its segments, including reserved space."""

@@ -2,7 +2,8 @@
 
 import ipaddress
 import socket
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
@@ -10,12 +11,14 @@ import psutil
 from xxhash import xxh3_64_intdigest
 
 from mpload.errors import ArgumentError
-from mpload.storage.remote import check_url
 
 __all__ = ["Machines", "check_machines", "machines_of"]
 
 _OWNER_KEY = 0x51C6_E2F3_7B0A_9D84  # used for nothing else: a sample's machine must not depend on its share
 _MASK = (1 << 64) - 1
+_MAX_TOKEN = 1000
+"""Characters, as `mpload serve` accepts."""
+_PORTS = {"http": 80, "https": 443}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,45 +47,64 @@ class Machines:
         return owner
 
 
-def check_machines(urls: Sequence[str], machine: int | None, token: str | None) -> None:
-    """Raise `ArgumentError` unless these arguments of a `PartialCache` name machines, or none."""
-    if isinstance(urls, str):
+def check_machines(urls: Sequence[str], machine: int | None, token: str | None) -> tuple[str, ...]:
+    """Return the URLs in one form. Raise `ArgumentError` unless these arguments of a `PartialCache` name machines."""
+    if not isinstance(urls, list | tuple):
         raise ArgumentError(f"machines must be a list of URLs, got {urls!r}")
     if not urls and (machine is not None or token is not None):
         raise ArgumentError("machine= and token= belong to machines=, but there are none")
-    checked = [_checked(url) for url in urls]
+    checked = tuple(_checked(url) for url in urls)
     if len(set(checked)) < len(checked):
         raise ArgumentError(f"machines must be different URLs, got {', '.join(checked)}")
-    if token is not None and not (token and token.isascii() and token.isprintable() and token.strip() == token):
-        raise ArgumentError("token must be printable ASCII text without spaces around it, or None")
+    if token is not None and not _is_token(token):
+        raise ArgumentError(
+            f"token must be printable ASCII text of up to {_MAX_TOKEN} characters without spaces around it, or None"
+        )
     if machine is not None and not (type(machine) is int and 0 <= machine < len(checked)):
         raise ArgumentError(
             f"machine must be the place of this machine in machines, 0 to {len(checked) - 1}, got {machine!r}"
         )
+    return checked
 
 
 def machines_of(urls: Sequence[str], machine: int | None, token: str | None) -> Machines | None:
-    """Return the machines that checked arguments name; None if there are none.
+    """Return the machines that the arguments of a `PartialCache` name; None if there are none.
 
     Raises:
-        ArgumentError: `machine` is None, and not exactly one of the URLs has an address of this machine.
+        ArgumentError: see `check_machines`; or `machine` is None, and not exactly one of the URLs has an address of
+            this machine.
     """
-    checked = tuple(_checked(url) for url in urls)
+    checked = check_machines(urls, machine, token)
     own = _own_place(checked) if checked and machine is None else machine
     return None if own is None else Machines(urls=checked, own=own, token=token)
 
 
-def _checked(url: str) -> str:
-    check_url(url)
-    if not url.startswith("http"):
-        raise ArgumentError(f"machines are URLs of servers, such as http://node1:8000, got {url!r}")
-    return url.rstrip("/")
+def _checked(url: object) -> str:
+    with suppress(ValueError):  # a port that is no number, or a bad IPv6 address
+        parts = urlsplit(url) if isinstance(url, str) and not any(map(str.isspace, url)) else None
+        if (
+            parts is not None
+            and parts.scheme in _PORTS
+            and parts.hostname
+            and parts.port != 0
+            and parts.path in {"", "/"}
+            and not (parts.query or parts.fragment or parts.username or parts.password)
+        ):
+            host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+            return f"{parts.scheme}://{host}:{parts.port or _PORTS[parts.scheme]}"
+    raise ArgumentError(f"machines are URLs of servers, such as http://node1:8000, got {url!r:.100}")
+
+
+def _is_token(token: object) -> bool:
+    if not isinstance(token, str) or not 0 < len(token) <= _MAX_TOKEN:
+        return False
+    return token.isascii() and token.isprintable() and token.strip() == token
 
 
 def _own_place(urls: Sequence[str]) -> int:
     """Return the place of the only URL whose host has an address of this machine."""
     own = {each.address.partition("%")[0] for found in psutil.net_if_addrs().values() for each in found}
-    places = [place for place, url in enumerate(urls) if _addresses(url) & own]
+    places = [place for place, url in enumerate(urls) if any(_is_own(each, own) for each in _addresses(url))]
     if len(places) == 1:
         return places[0]
     named = ", ".join(urls[place] for place in places) or "none of them"
@@ -92,13 +114,17 @@ def _own_place(urls: Sequence[str]) -> int:
     )
 
 
+def _is_own(address: str, own: Collection[str]) -> bool:
+    found = ipaddress.ip_address(address.partition("%")[0])
+    mapped = getattr(found, "ipv4_mapped", None)
+    found = found if mapped is None else mapped
+    return found.is_loopback or str(found) in own  # Debian gives its host's name an address of its own, 127.0.1.1
+
+
 def _addresses(url: str) -> set[str]:
-    host = urlsplit(url).hostname or ""
     try:
-        return {str(ipaddress.ip_address(host))}
-    except ValueError:
-        pass
-    try:
-        return {str(found[4][0]) for found in socket.getaddrinfo(host, None, proto=socket.IPPROTO_TCP)}
+        return {
+            str(found[4][0]) for found in socket.getaddrinfo(urlsplit(url).hostname, None, proto=socket.IPPROTO_TCP)
+        }
     except (OSError, UnicodeError):  # one whose name is not known here is another machine
         return set()

@@ -2,12 +2,13 @@
 
 import copy
 import os
+import time
 import warnings
 import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 from xxhash import xxh3_64_intdigest
@@ -16,17 +17,21 @@ from mpload.errors import MploadWarning
 from mpload.samples.cache.compact import compact
 from mpload.samples.cache.elsewhere import other_caches
 from mpload.samples.cache.entries import make_entry, split_parts
-from mpload.samples.cache.folder import CacheFolder, key_of
+from mpload.samples.cache.folder import CacheFolder
 from mpload.samples.cache.machines import Machines
 from mpload.samples.cache.writer import SegmentWriter
 from mpload.storage.notices import Notices
 from mpload.storage.protocols import Storage
 from mpload.units import format_bytes
 
-__all__ = ["CacheCounts", "OpenCache"]
+__all__ = ["CacheCounts", "OpenCache", "Vacancy"]
 
 _SUBSET_KEY = 0x9D3F_2A61_C85B_E704  # used for nothing else: the subset must be independent of every shuffle
 _MIN_STALE = 16
+_LOOKS_EACH_SECONDS = 5.0
+"""How often a full cache looks for such segments."""
+_LEAST_OWN = 7 / 8
+"""A full cache drops a segment if this machine keeps fewer of its samples. They are read once more."""
 _MASK = (1 << 64) - 1
 
 
@@ -41,6 +46,15 @@ class CacheCounts:
     """Samples that are not kept on this machine. They are read from their source, or from another machine."""
     damaged: int = 0
     """Misses whose entry was invalid: it was damaged or deleted, or the source has changed."""
+
+
+class Vacancy(NamedTuple):
+    """A sample that a cache does not have."""
+
+    stamp: int | None
+    """Of its sources, before they were read."""
+    place: bytes
+    """Where its entry was."""
 
 
 class OpenCache:
@@ -67,8 +81,6 @@ class OpenCache:
         self.is_resized = is_resized
         self.machines = machines
         """The machines that keep samples of this cache; None if it is this one alone."""
-        self.shared_key = key_of({**about, "root": ""})
-        """Names the samples to other machines, whose root may differ."""
         self._root = root  # None: sources are not checked before a hit
         self._hash_limit = min(round(fraction * 2**64), 2**64)
         self._run = int.from_bytes(os.urandom(8), "little") | 1
@@ -81,6 +93,7 @@ class OpenCache:
 
     def _start(self) -> None:
         self.counts = CacheCounts()
+        self._looks_for_room_at = 0.0
         self._damaged: Counter[int] = Counter()  # invalid entries met in each segment
         self._hits_before = 0  # at the last deletion of stale segments
         self._writer = SegmentWriter(self.folder, max_bytes=self.max_bytes)
@@ -123,7 +136,7 @@ class OpenCache:
             storage,
             self._kept_by,
             self.machines,
-            key=self.shared_key,
+            key=self.folder.key,
             is_resized=self.is_resized,
             notices=notices,
         )
@@ -143,7 +156,15 @@ class OpenCache:
         if not self.holds(sample_id):
             self.counts.outside += 1
             return read()
-        stamp = self._stamp(paths)
+        found = self.look_up(sample_id, self.stamp_of(paths))
+        if not isinstance(found, Vacancy):
+            return found
+        parts = self.formed(read())
+        self.keep(sample_id, found, parts)
+        return parts
+
+    def look_up(self, sample_id: int, stamp: int | None) -> "list[bytes] | Vacancy":
+        """Return the bytes of a sample of the subset, whose sources have this stamp, or what `keep` takes without."""
         place = self.folder.place_of(sample_id) if self.folder.table >= 0 else b""
         if any(place) and stamp is not None:
             entry = self.folder.read(sample_id, place)
@@ -153,12 +174,16 @@ class OpenCache:
             self.counts.damaged += 1
             self._damaged[self.folder.segment_of(place)] += 1
         self.counts.misses += 1
-        parts = read()
-        if self.is_resized:
-            parts = [compact(part) for part in parts]
-        if not self._is_off and stamp is not None:
-            self._store(sample_id, stamp, place, parts)
-        return parts
+        return Vacancy(stamp, place)
+
+    def formed(self, parts: list[bytes]) -> list[bytes]:
+        """Return sources in the form in which they are kept. Any thread may call it."""
+        return [compact(part) for part in parts] if self.is_resized else parts
+
+    def keep(self, sample_id: int, vacancy: "Vacancy", parts: list[bytes]) -> None:
+        """Keep the sources of a sample that `look_up` has not found, if there is room."""
+        if not self._is_off and vacancy.stamp is not None:
+            self._store(sample_id, vacancy.stamp, vacancy.place, parts)
 
     def read_at_once(self, sample_id: int) -> memoryview | None:
         """Return the bytes of a sample of one source; None if it would take a while to read them. Count nothing."""
@@ -174,7 +199,7 @@ class OpenCache:
         source.
         """
         place = self.folder.place_of(sample_id) if self.folder.table >= 0 else b""
-        stamp = self._stamp([path]) if any(place) else None
+        stamp = self.stamp_of([path]) if any(place) else None
         if stamp is None:
             return -1
         return self.folder.copy(sample_id, place, room, stamp=None if self._root is None else stamp)
@@ -206,8 +231,11 @@ class OpenCache:
         """Close all files and release reserved space that was not used."""
         self._close()
 
-    def _stamp(self, paths: Sequence[str]) -> int | None:
-        """Return a hash of the sources' sizes and modification times; None if a source cannot be checked."""
+    def stamp_of(self, paths: Sequence[str]) -> int | None:
+        """Return a hash of the sources' sizes and modification times; None if a source cannot be checked.
+
+        Any thread may call it.
+        """
         if self._root is None:
             return 0
         stamp = 0
@@ -227,7 +255,7 @@ class OpenCache:
                 return
             entry = make_entry(parts, sample_id=sample_id, stamp=stamp, key=self.folder.key)
             new_place = self._writer.append(*entry)
-            if new_place is None and self._drop_stale_segments():
+            if new_place is None and (self._drop_stale_segments() or self._drop_foreign_segments()):
                 new_place = self._writer.append(*entry)
             if new_place is not None:
                 self.folder.publish(sample_id, new_place)
@@ -247,6 +275,25 @@ class OpenCache:
         if stale:
             self._hits_before = self.counts.hits
         return bool(stale)
+
+    def _drop_foreign_segments(self) -> bool:
+        """Delete segments of samples that this machine does not keep any more, since the machines are others now.
+
+        Return whether there may be room. Other processes of this machine hold segments, and drop them in their turn.
+        """
+        if self.machines is None or time.monotonic() < self._looks_for_room_at:
+            return False
+        self._looks_for_room_at = time.monotonic() + _LOOKS_EACH_SECONDS
+        foreign = []
+        for number in self.folder.segments():
+            found = [self.holds(sample_id) for sample_id in self.folder.first_samples_of(number)]
+            if sum(found) < _LEAST_OWN * len(found):
+                foreign.append(number)
+        for number in foreign:
+            self._writer.abandon(number)
+            self.folder.drop(number)
+        self._writer.abandon(0)  # none, so that it tries again
+        return True
 
     def _turn_off(self, error: OSError) -> None:
         self._is_off = True
