@@ -93,7 +93,9 @@ def test_later_epochs_read_only_what_no_machine_keeps(
                 assert reads.keys() == set(range(NUM_FILES))
                 assert sum(reads.values()) < NUM_FILES + 16
             else:
-                assert reads == dict.fromkeys(set(range(NUM_FILES)) - set(kept), 1)
+                extra = reads.keys() & set(kept)  # a late answer is asked for again, at the source
+                assert len(extra) < 5
+                assert reads.keys() - extra == set(range(NUM_FILES)) - set(kept)
         hits = [loader.stats().metrics()["cache_hits"] for loader, _ in jobs]
         for loader, _ in jobs:
             loader.close()
