@@ -127,6 +127,7 @@ def rank_main(rank: int, folder: Path) -> None:
     torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
     dataset = growing(folder / f"{rank}.txt", topology=None)
     epochs = [numbers_in(dataset)]
+    torch.distributed.barrier()
     if rank == 0:
         write_numbers(folder / "0.txt", 71)
         write_numbers(folder / "1.txt", 64)  # not all lines have arrived there
