@@ -6,6 +6,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from mpload.errors import ArgumentError
+from mpload.storage.server_urls import web_parts
 
 __all__ = ["ServerList", "checked_urls", "urls_in", "write_urls"]
 
@@ -27,17 +28,19 @@ def checked_urls(urls: Sequence[str]) -> tuple[str, ...]:
 
 
 def _checked(url: str) -> str:
-    try:
-        parts = urlsplit(url)
-        is_complete = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
-        is_complete |= parts.scheme == "unix" and not parts.netloc and parts.path not in {"", "/"}
-    except (ValueError, AttributeError, TypeError):
-        is_complete = False
-    if not is_complete or parts.query or parts.fragment or "@" in parts.netloc or not url.isprintable() or " " in url:
+    if web_parts(url) is None and not _is_socket(url):
         raise ArgumentError(
             f"a server is given as 'http://HOST:PORT', 'https://HOST:PORT' or 'unix:///PATH', got {url!r:.200}"
         )
     return url.rstrip("/")
+
+
+def _is_socket(url: object) -> bool:
+    """Return whether a URL names a Unix socket."""
+    if not isinstance(url, str) or not url.isprintable() or " " in url:
+        return False
+    parts = urlsplit(url) if url.startswith("unix:") else None
+    return parts is not None and not (parts.netloc or parts.query or parts.fragment) and parts.path not in {"", "/"}
 
 
 def urls_in(path: Path) -> tuple[str, ...]:

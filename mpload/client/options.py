@@ -12,6 +12,7 @@ from mpload.client.choice import LONGEST_PAUSE_SECONDS
 from mpload.client.listing import checked_urls, urls_in
 from mpload.errors import ArgumentError
 from mpload.plan.ranges import check_range
+from mpload.storage.server_urls import check_token
 from mpload.transport.batches import PoolOptions
 from mpload.transport.board import MAX_WORKERS
 
@@ -68,8 +69,7 @@ class Servers:
         object.__setattr__(self, "urls", checked_urls(self.urls))
         if self.fallback not in get_args(Fallback):
             raise ArgumentError(f"fallback must be 'local' or 'raise', got {self.fallback!r}")
-        if self.token is not None and not _is_sendable(self.token):
-            raise ArgumentError("token must be printable ASCII text without spaces around it, or None")
+        check_token(self.token)
         if self.asking_workers is not None:
             check_range("asking_workers", self.asking_workers, 1, MAX_WORKERS + 1)
         for name in ("request_timeout_seconds", "connect_timeout_seconds", "retry_seconds"):
@@ -140,8 +140,3 @@ def _check_certificates(ca_file: str) -> None:
         raise ArgumentError(
             f"ca_file={ca_file!r} has no certificates: {why}. Pass a PEM file with those that sign the servers'"
         ) from error
-
-
-def _is_sendable(token: str) -> bool:
-    """Return whether an HTTP header can carry a token. Spaces around it would be lost."""
-    return bool(token) and token.isascii() and token.isprintable() and token.strip() == token

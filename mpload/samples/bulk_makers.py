@@ -19,7 +19,7 @@ from mpload.index.mixture_index import MixtureIndex
 from mpload.samples.cached_reads import CachedReader
 from mpload.samples.counts import CACHE_HITS, CACHE_MISSES, DECODE_NS, READ_NS
 from mpload.samples.pipeline import Pipeline
-from mpload.samples.reading import ChunkCache
+from mpload.samples.reading import ChunkCache, SpreadStorage
 from mpload.samples.row_index import RowIndex
 from mpload.storage.local import LocalStorage
 from mpload.storage.many import ManyRanges, ManyRead, ManyReader
@@ -140,6 +140,9 @@ class Reading:
             num_hits = int(np.count_nonzero(made & self._cached.is_hit))
             num_outside = int(np.count_nonzero(made)) - num_hits
             self.cache.count(num_hits=num_hits, num_outside=num_outside)
+            if isinstance(self.storage, SpreadStorage):
+                num_elsewhere = sum(map(self.storage.was_hit, self._cached.rows_outside(made)))
+                num_hits, num_outside = num_hits + num_elsewhere, num_outside - num_elsewhere
             report.tally.counts[CACHE_HITS] += num_hits
             report.tally.counts[CACHE_MISSES] += num_outside
 

@@ -71,6 +71,10 @@ class CachedReader:
             used_bytes=min(used_bytes, len(area)),
         )
 
+    def rows_outside(self, made: NDArray[np.bool_]) -> list[int]:
+        """Return the sample_ids of those samples, among the ones in `made`, that the cache never keeps."""
+        return [self._rows[place] for place in np.flatnonzero(made & self.is_outside).tolist()]
+
     def _copy(self, place: int, room: memoryview) -> int:
         row, (start, end) = self._rows[place], self._paths[place]
         if not self._cache.holds(row):

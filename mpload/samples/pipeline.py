@@ -139,8 +139,6 @@ class Pipeline:
         """Return this process's counters since the last call; `mpload.samples.counts` names them."""
         counts, self._counts = self._counts, [0] * MAX_COUNTS
         counts[HEDGES] = self.ahead.take_hedges()
-        if self._elsewhere is not None:
-            self._elsewhere.move_hits(counts)
         return counts
 
     @property
@@ -265,8 +263,10 @@ class Pipeline:
         if self.cache is None:
             return self.read(record)
         paths = [path_of(record.cells[number]) for number in self.sources]
-        num_misses = self._counts[CACHE_MISSES]
-        data = self.cache.read(record.sample_id % len(self.index), paths, lambda: self._read_missed(record))
+        num_misses, row = self._counts[CACHE_MISSES], record.sample_id % len(self.index)
+        data = self.cache.read(row, paths, lambda: self._read_missed(record))
+        if self._elsewhere is not None and self._elsewhere.was_hit(row):
+            self._counts[CACHE_MISSES] -= 1
         self._counts[CACHE_HITS] += self._counts[CACHE_MISSES] == num_misses
         return data
 

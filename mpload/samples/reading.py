@@ -61,8 +61,8 @@ class SpreadStorage(Storage, Protocol):
         """Return the ranges to read for a sample, given those of its sources."""
         ...
 
-    def move_hits(self, counts: list[int]) -> None:
-        """Count samples that other machines had as hits; they are counted as misses when used."""
+    def was_hit(self, sample_id: int) -> bool:
+        """Return whether another machine had a sample in its cache when it was read. Ask once for each use."""
         ...
 
 
@@ -86,8 +86,8 @@ def storage_of(
     """Open the storage of an index's sources; it refuses files that exceed the `max_bytes` of all decoders' limits.
 
     A storage that is `given` is returned as it is; it may also be the time limits for URLs. An index without sources
-    gets a storage of local files, which reads nothing. `notices` is told about outages of servers. If other machines
-    keep samples of the `cache`, they are read from there.
+    gets a storage of local files, which reads nothing. `notices` gets a notice of each outage of a server. If other
+    machines keep samples of the `cache`, they are read from there.
     """
     if isinstance(cache, SharedCache) and notices is not None:
         return cache.with_other_machines(storage_of(index, decoders, page_cache, given, notices), notices)

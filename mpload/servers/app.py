@@ -36,7 +36,6 @@ _MAX_REQUEST_BYTES = 8 * MAX_SAMPLES + 4 * KIB
 _RETRY_SECONDS = 1
 _HUNG_UP = 499
 """The status that nginx counts such requests under. Nobody receives it."""
-_NONE: Mapping[str, str] = {}
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -124,10 +123,10 @@ class SampleService:
         return await self._send(request, [kept.head, kept.data], {HIT_HEADER: "hit" if kept.is_hit else "miss"})
 
     async def _send(
-        self, request: web.Request, buffers: list[memoryview | bytes], more: Mapping[str, str] = _NONE
+        self, request: web.Request, buffers: list[memoryview | bytes], more: Mapping[str, str] | None = None
     ) -> web.StreamResponse:
         num_bytes = sum(map(_size, buffers))
-        headers = {"Content-Type": MEDIA_TYPE, "Content-Length": str(num_bytes), **more}
+        headers = {"Content-Type": MEDIA_TYPE, "Content-Length": str(num_bytes), **(more or {})}
         response = web.StreamResponse(headers=headers)
         try:
             async with asyncio.timeout(self.limits.client_seconds):

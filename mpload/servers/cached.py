@@ -2,11 +2,12 @@
 
 import asyncio
 import threading
+import warnings
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 
-from mpload.errors import FAILURES
+from mpload.errors import FAILURES, MploadWarning, cause_of
 from mpload.index.columns import path_of
 from mpload.index.index import records_of
 from mpload.samples.cache.entries import make_head
@@ -57,7 +58,7 @@ class CacheReader:
         self._sources = pipeline.sources
         self._cache = pipeline.cache
         self._plain = pipeline.changed(policy=pipeline.policy, cache=None)  # its storage reads from sources alone
-        self._plain.notices.turn_off()  # the machine that asks meets the same failures, and tells of them
+        self._plain.notices.turn_off()  # the machine that asks reads the source then, and meets the same outage
         storage = self._plain.opened_storage
         self._num_threads: int = getattr(storage, "max_parallel_reads", 1)
         if isinstance(storage, KeepingStorage):
@@ -66,7 +67,7 @@ class CacheReader:
         self._using = threading.Lock()
         """Held while the cache or the index is used: neither is for several threads."""
         self._reads: dict[int, asyncio.Future[_Parts | None]] = {}
-        self.num_hits = self.num_misses = 0
+        self.num_hits = self.num_misses = self.num_failures = 0
         machines = pipeline.cache.machines
         self.key = f"{pipeline.cache.folder.key:016x}"
         """Names the data set and the form in which samples are kept."""
@@ -123,10 +124,24 @@ class CacheReader:
         found = None
         try:
             found = self._found(sample_id)
-        except FAILURES:  # the other machine will meet it too, and say so
-            pass
+        except FAILURES as error:
+            self._failed(sample_id, error)
         finally:
             done.set_result(found)
+
+    def _failed(self, sample_id: int, error: BaseException) -> None:
+        """Count a sample that cannot be read here, and warn of the first one."""
+        with self._using:
+            self.num_failures += 1
+            if self.num_failures > 1:
+                return
+        warnings.warn(
+            f"sample {sample_id} cannot be read for the cache of this machine: {cause_of(error)}. Other machines read "
+            "such samples from their source each time. Can this process read the source, with the same credentials as "
+            "the training jobs? Shown once; see mpload_server_cache_failures_total",
+            MploadWarning,
+            stacklevel=2,
+        )
 
     def _found(self, sample_id: int) -> _Parts:
         with self._using:

@@ -65,6 +65,7 @@ def metrics_text(maker: SampleMaker, counts: ServerCounts, cached: CacheReader |
         found += [
             ("cache_hits_total", "Samples sent to other machines from the cache.", {"": cached.num_hits}),
             ("cache_misses_total", "Samples read from their source for other machines.", {"": cached.num_misses}),
+            ("cache_failures_total", "Samples that could not be read for other machines.", {"": cached.num_failures}),
         ]
     lines = []
     for name, about, values in found:

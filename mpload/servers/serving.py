@@ -25,6 +25,7 @@ from mpload.servers.limits import ServerLimits
 from mpload.servers.making import SampleMaker
 from mpload.servers.sample_work import WANTED_IDS, SampleWork
 from mpload.storage.read_ahead import DEFAULT_AHEAD_BYTES
+from mpload.storage.server_urls import check_token
 from mpload.transport.batches import KilledSample, PoolOptions
 from mpload.transport.pool import WorkerPool
 from mpload.transport.ragged import sample_room_bytes
@@ -37,8 +38,6 @@ if TYPE_CHECKING:
 __all__ = ["serve"]
 
 _MAX_SLOTS = 512
-_MAX_TOKEN = 1000
-"""Characters. It comes in a header, whose size is limited."""
 _LINGERING_SECONDS = 2.0
 """How long the rest of a request that is refused is read, so that the client gets the answer."""
 _GIVE_UP_SECONDS = 2.0
@@ -91,10 +90,7 @@ def serve(
         from mpload.servers.app import SampleService  # noqa: PLC0415  optional
     except ImportError as error:
         raise ArgumentError("a server needs the package aiohttp: pip install 'mpload[servers]'") from error
-    if token is not None and (not token.isascii() or not token.isprintable() or token.strip() != token or not token):
-        raise ArgumentError("the token must be printable ASCII text, not empty, without spaces around it")
-    if token is not None and len(token) > _MAX_TOKEN:
-        raise ArgumentError(f"the token may have {_MAX_TOKEN} characters, got {len(token)}. Take a shorter one")
+    check_token(token)
     address: Address
     if socket_file is not None:
         address = SocketFile.at(socket_file)

@@ -17,6 +17,7 @@ retrying         repeats requests that fail, and tells bad objects from outages
 notices          what is said while requests to a server are repeated
 servers          what a process knows about a server, and when to repeat a request
 web              makes requests to http and https URLs
+server_urls      URLs of servers of mpload, and their token
 connections      HTTP connections, through urllib3, on which every wait has a limit
 buckets          makes requests to buckets, with obstore
 bucket_failures  what the errors of obstore say

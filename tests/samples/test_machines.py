@@ -41,7 +41,7 @@ from mpload.samples.cache.machines import machines_of
         ({"machines": ["http://a"], "machine": 1}, "0 to 0, got 1"),
         ({"machines": ["http://a"], "machine": True}, "0 to 0, got True"),
         ({"machines": ["http://a"], "token": "a\n"}, "printable ASCII"),
-        ({"machines": ["http://a"], "token": "a" * 1001}, "up to 1000 characters"),
+        ({"machines": ["http://a"], "token": "a" * 1001}, "1,000 characters, got 1,001"),
         ({"machines": ["http://a"], "token": 5}, "printable ASCII"),
     ],
 )

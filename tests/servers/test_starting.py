@@ -96,7 +96,7 @@ def test_a_server_whose_workers_cannot_go_on_ends_with_their_error(dataset: Call
         ({"token": ""}, "not empty"),
         ({"token": "a\nb"}, "printable"),
         ({"token": "secret "}, "without spaces around"),
-        ({"token": "x" * 1001}, "1000 characters, got 1001"),
+        ({"token": "x" * 1001}, "1,000 characters, got 1,001"),
         ({"cert": "cert.pem"}, "both"),
         ({"port": 1 << 16}, "port"),
         (

@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from mpload import MPDataset, PartialCache, RawBytes, Topology
+from mpload import MPDataset, MPLoader, PartialCache, RawBytes, Topology
+from tests.support.batches import flat
 from tests.support.running_servers import running_server
 
-__all__ = ["NUM_FILES", "Machines", "free_ports", "machines"]
+__all__ = ["NUM_FILES", "Machines", "epochs", "free_ports", "load_ids", "machines"]
 
 NUM_FILES = 200
 
@@ -125,3 +126,20 @@ def machines(folder: Path, count: int, *, bytes_per_file: int = 2500, **options:
             made.stop(place)
         source.shutdown()
         source.server_close()
+
+
+def epochs(made: Any, place: int, *, num_workers: int = 0) -> Any:
+    """Return a loader of a machine's job and a function that loads its next epoch."""
+    loader = MPLoader(made.dataset(place), num_workers=num_workers)
+
+    def load() -> dict[int, bytes]:
+        found: dict[int, bytes] = {}
+        for data, labels in loader:
+            found.update(zip(labels.tolist(), data, strict=True))
+        return found
+
+    return loader, load
+
+
+def load_ids(made: Any) -> list[int]:
+    return flat([labels.tolist() for _, labels in made.dataset(0, cache=None)])

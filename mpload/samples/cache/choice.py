@@ -64,8 +64,8 @@ class PartialCache:
         check_source: Compare size and modification time of a local source before each hit (one `stat`, 2 microseconds;
             more on network disks), so that a changed file is read again. False trusts the index.
         machines: URLs of the servers (`mpload serve`) of all machines that share the cache, in the same order on each.
-            Each machine keeps other samples, and reads what the others keep from them. So n machines with a share f
-            each hit min(1, n f). Stored as a tuple.
+            Each machine keeps different samples, and reads the others' over the network. So n machines with a share f
+            each hit min(1, n f). Give all of them the same limits. Stored as a tuple.
         machine: The place of this machine in `machines`. None takes the URL whose host has an address of this machine.
         token: The secret that the servers want to see, the `MPLOAD_TOKEN` of `mpload serve`; None if they want none.
 

@@ -24,7 +24,6 @@ from mpload.errors import ArgumentError
 from mpload.samples.cache.compact import compact
 from mpload.samples.cache.entries import HEAD_BYTES, payload_fits, read_head
 from mpload.samples.cache.machines import Machines
-from mpload.samples.counts import CACHE_HITS, CACHE_MISSES
 from mpload.storage.notices import Notice, Notices
 from mpload.storage.protocols import KeepingStorage, RemoteReads, Storage
 from mpload.storage.ranges import ByteRange
@@ -130,7 +129,7 @@ class OtherCaches:
         machines: the machines of the cache.
         key: the key of the data set.
         is_resized: whether the cache keeps smaller images.
-        notices: is told about machines that do not answer.
+        notices: gets a notice of each machine that does not answer.
 
     Process: may be forked. Each process makes its own connections. Any thread may read, if it may read the storage.
     """
@@ -164,8 +163,7 @@ class OtherCaches:
     def _start(self) -> None:
         self._turns = threading.Semaphore(getattr(self._storage, "max_parallel_reads", 1))
         self._known: dict[int, _Machine] = {}
-        self._num_hits = 0
-        self._counting = threading.Lock()
+        self._hits: set[int] = set()
         self._pid = os.getpid()  # last: until then, other threads start too
 
     def _check_process(self) -> None:
@@ -180,13 +178,13 @@ class OtherCaches:
             return ranges
         return [KeptElsewhere(item.path, item, machine, sample_id, part) for part, item in enumerate(ranges)]
 
-    def move_hits(self, counts: list[int]) -> None:
-        """Count samples that other machines had in their caches as hits; they are counted as misses when used."""
-        self._check_process()
-        with self._counting:
-            num_hits, self._num_hits = self._num_hits, 0
-        counts[CACHE_HITS] += num_hits
-        counts[CACHE_MISSES] -= num_hits
+    def was_hit(self, sample_id: int) -> bool:
+        """Return whether another machine had a sample in its cache when it was read. Ask once for each use."""
+        try:
+            self._hits.remove(sample_id)
+        except KeyError:
+            return False
+        return True
 
     def read(self, ranges: Sequence[ByteRange]) -> list[bytes]:
         """Return the bytes of each range, in the order of `ranges`. Errors are those of the storage below."""
@@ -246,9 +244,8 @@ class OtherCaches:
         if machine.answered(began=began, now=time.monotonic()):
             text = f"{machine.url}: the cache of this machine is read again"
             self._notices.send(Notice(place=machine.url, is_outage=False, text=text))
-        if is_hit and not item.part:
-            with self._counting:
-                self._num_hits += 1
+        if is_hit:
+            self._hits.add(item.sample_id)
         return data
 
     def _met(self, number: int) -> _Machine:

@@ -3,7 +3,6 @@
 import ipaddress
 import socket
 from collections.abc import Collection, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
@@ -11,13 +10,12 @@ import psutil
 from xxhash import xxh3_64_intdigest
 
 from mpload.errors import ArgumentError
+from mpload.storage.server_urls import check_token, web_parts
 
 __all__ = ["Machines", "check_machines", "machines_of"]
 
 _OWNER_KEY = 0x51C6_E2F3_7B0A_9D84  # used for nothing else: a sample's machine must not depend on its share
 _MASK = (1 << 64) - 1
-_MAX_TOKEN = 1000
-"""Characters, as `mpload serve` accepts."""
 _PORTS = {"http": 80, "https": 443}
 
 
@@ -56,10 +54,7 @@ def check_machines(urls: Sequence[str], machine: int | None, token: str | None) 
     checked = tuple(_checked(url) for url in urls)
     if len(set(checked)) < len(checked):
         raise ArgumentError(f"machines must be different URLs, got {', '.join(checked)}")
-    if token is not None and not _is_token(token):
-        raise ArgumentError(
-            f"token must be printable ASCII text of up to {_MAX_TOKEN} characters without spaces around it, or None"
-        )
+    check_token(token)
     if machine is not None and not (type(machine) is int and 0 <= machine < len(checked)):
         raise ArgumentError(
             f"machine must be the place of this machine in machines, 0 to {len(checked) - 1}, got {machine!r}"
@@ -80,25 +75,11 @@ def machines_of(urls: Sequence[str], machine: int | None, token: str | None) -> 
 
 
 def _checked(url: object) -> str:
-    with suppress(ValueError):  # a port that is no number, or a bad IPv6 address
-        parts = urlsplit(url) if isinstance(url, str) and not any(map(str.isspace, url)) else None
-        if (
-            parts is not None
-            and parts.scheme in _PORTS
-            and parts.hostname
-            and parts.port != 0
-            and parts.path in {"", "/"}
-            and not (parts.query or parts.fragment or parts.username or parts.password)
-        ):
-            host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
-            return f"{parts.scheme}://{host}:{parts.port or _PORTS[parts.scheme]}"
-    raise ArgumentError(f"machines are URLs of servers, such as http://node1:8000, got {url!r:.100}")
-
-
-def _is_token(token: object) -> bool:
-    if not isinstance(token, str) or not 0 < len(token) <= _MAX_TOKEN:
-        return False
-    return token.isascii() and token.isprintable() and token.strip() == token
+    parts = web_parts(url)
+    if parts is None or parts.hostname is None or parts.path not in {"", "/"}:
+        raise ArgumentError(f"machines are URLs of servers, such as http://node1:8000, got {url!r:.100}")
+    host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+    return f"{parts.scheme}://{host}:{parts.port or _PORTS[parts.scheme]}"
 
 
 def _own_place(urls: Sequence[str]) -> int:

@@ -29,9 +29,9 @@ __all__ = ["CacheCounts", "OpenCache", "Vacancy"]
 _SUBSET_KEY = 0x9D3F_2A61_C85B_E704  # used for nothing else: the subset must be independent of every shuffle
 _MIN_STALE = 16
 _LOOKS_EACH_SECONDS = 5.0
-"""How often a full cache looks for such segments."""
+"""How often a full cache looks for segments to drop because other machines keep their samples now."""
 _LEAST_OWN = 7 / 8
-"""A full cache drops a segment if this machine keeps fewer of its samples. They are read once more."""
+"""It drops a segment of which this machine keeps a smaller part. That part is read from its source once more."""
 _MASK = (1 << 64) - 1
 
 
