@@ -1,6 +1,7 @@
 """The arguments that name the machines of a shared cache, and how a machine finds itself among them."""
 
 import socket
+import sys
 from typing import Any
 
 import psutil
@@ -66,6 +67,13 @@ def test_the_machine_is_found_by_its_address() -> None:
         machines_of(["http://203.0.113.1:80"], None, None)
     with pytest.raises(ArgumentError, match=r"fit http://127.0.0.1:1, http://127.0.0.1:2. Pass machine="):
         machines_of(["http://127.0.0.1:1", "http://127.0.0.1:2"], None, None)
+
+
+def test_a_missing_package_is_said_before_any_sample_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "urllib3", None)
+    with pytest.raises(ArgumentError, match=r"takes urllib3: pip install 'mpload\[servers\]'"):
+        machines_of(["http://127.0.0.1"], 0, None)
+    assert machines_of([], None, None) is None
 
 
 def test_the_token_is_not_shown() -> None:

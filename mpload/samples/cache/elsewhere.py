@@ -20,7 +20,6 @@ from http import HTTPStatus
 from math import inf
 from typing import TYPE_CHECKING, Any
 
-from mpload.errors import ArgumentError
 from mpload.samples.cache.compact import compact
 from mpload.samples.cache.entries import HEAD_BYTES, payload_fits, read_head
 from mpload.samples.cache.machines import Machines
@@ -250,10 +249,8 @@ class OtherCaches:
 
     def _met(self, number: int) -> _Machine:
         # Imported here: TLS and HTTP would cost every worker that reads local files 3 MB and 30 ms.
-        try:
-            from mpload.storage.connections import Server  # noqa: PLC0415
-        except ImportError as error:
-            raise ArgumentError("a cache of several machines takes urllib3: pip install 'mpload[servers]'") from error
+        from mpload.storage.connections import Server  # noqa: PLC0415
+
         return _Machine(
             url=self._machines.urls[number], server=Server(self._machines.urls[number], may_use_proxy=False)
         )

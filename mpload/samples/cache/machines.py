@@ -4,6 +4,7 @@ import ipaddress
 import socket
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from urllib.parse import urlsplit
 
 import psutil
@@ -66,10 +67,12 @@ def machines_of(urls: Sequence[str], machine: int | None, token: str | None) -> 
     """Return the machines that the arguments of a `PartialCache` name; None if there are none.
 
     Raises:
-        ArgumentError: see `check_machines`; or `machine` is None, and not exactly one of the URLs has an address of
-            this machine.
+        ArgumentError: see `check_machines`; or a package is missing; or `machine` is None, and not exactly one of the
+            URLs has an address of this machine.
     """
     checked = check_machines(urls, machine, token)
+    if checked and find_spec("urllib3") is None:  # found out here: a sample that cannot be read might be skipped
+        raise ArgumentError("a cache of several machines takes urllib3: pip install 'mpload[servers]'")
     own = _own_place(checked) if checked and machine is None else machine
     return None if own is None else Machines(urls=checked, own=own, token=token)
 
