@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from mpload.cli.monitor_plot import draw_memory_over_time, find_roles
+from mpload.cli.monitor_plot import draw_memory_over_time, find_roles, starter_of
 from mpload.cli.outputs import check_output, check_plot
 from mpload.cli.reports import AsJson, print_json, prints_on_stderr
 from mpload.errors import ArgumentError, MploadError
@@ -108,7 +108,7 @@ def _watch(watched: MemoryMonitor, process: subprocess.Popen[bytes] | None, pare
                 reading = watched.read()
                 for pid in {process.pid for process in reading.processes} - parents.keys():
                     with suppress(psutil.Error):
-                        parents[pid] = psutil.Process(pid).ppid()
+                        parents[pid] = starter_of(pid)
                 if live is not None:
                     live.update(_table(reading), refresh=True)
                 if process is None:

@@ -5,6 +5,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+import psutil
+
 from mpload.memory.monitor import Growth, Reading
 from mpload.tools.pictures.figures import (
     BLUE,
@@ -25,9 +27,10 @@ from mpload.units import format_bytes, format_counted
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["Role", "draw_memory_over_time", "find_roles"]
+__all__ = ["Role", "draw_memory_over_time", "find_roles", "starter_of"]
 
 _MAX_LIMIT_RATIO = 4  # a limit beyond this multiple of the peak would flatten the plot, so it is not drawn
+_FORK_SERVER = "multiprocessing.forkserver"
 _WORKER_NAMES = ("mpload-worker", "pt_data_worker")
 
 
@@ -45,6 +48,21 @@ class Role(StrEnum):
 _COLOURS: Final = {Role.MAIN: BLUE, Role.TRAINING: BLUE, Role.ZYGOTE: PINK, Role.WORKER: ORANGE, Role.OTHER: GREY}
 
 
+def starter_of(pid: int) -> int:
+    """Return the PID of the process that started a process.
+
+    That is its parent. If the parent is a fork server of `multiprocessing`, as for workers of a DataLoader since Python
+    3.14, it is the process that started the fork server.
+
+    Raises:
+        psutil.Error: one of them has ended.
+    """
+    parent = psutil.Process(pid).parent()
+    if parent is None:
+        raise psutil.NoSuchProcess(pid)
+    return parent.ppid() if _FORK_SERVER in " ".join(parent.cmdline()) else parent.pid
+
+
 def find_roles(readings: Sequence[Reading], *, root_pid: int, parents: Mapping[int, int]) -> dict[int, Role]:
     """Return the role of every process, keyed by PID.
 
@@ -53,7 +71,7 @@ def find_roles(readings: Sequence[Reading], *, root_pid: int, parents: Mapping[i
     Args:
         readings: The readings that list the processes.
         root_pid: The PID of the root of the process tree.
-        parents: The PID of the parent of each process, where it is known.
+        parents: The PID of the process that started each process, where it is known: see `starter_of`.
     """
     roles = {}
     for reading in readings:

@@ -69,6 +69,7 @@ class StreamSource:
         )
         self._told_samples: int | None = None  # the length, once somebody has asked for it
         self._num_received = 0
+        self._num_yielded = 0  # in the last epoch that had samples
         self._num_iterations = 0
         self._ended: set[int] = set()  # workers whose iterator is at its end
 
@@ -155,6 +156,18 @@ class StreamSource:
         self._ended = set()
         while len(self._ended) < self._num_workers:
             yield BatchTask(numbers=number.numbers, num_samples=1, num_counted=self.batch_size)
+        if not self._num_received and self._num_yielded:
+            self._warn_of_position(epoch)
+        self._num_yielded = self._num_received or self._num_yielded
+
+    def _warn_of_position(self, epoch: Epoch) -> None:
+        warnings.warn(
+            f"{self.name} yields no samples in epoch {epoch.number}, but it yielded {self._num_yielded} in an earlier "
+            "one. Workers keep their copy of it between epochs, as with persistent_workers=True, so its position stays "
+            "at the end. Let __iter__ begin anew, or make a new loader for each epoch",
+            MploadWarning,
+            stacklevel=2,
+        )
 
     def present(self, epoch: Epoch, filled: FilledBatch) -> Any:
         """Return a batch made by the workers."""

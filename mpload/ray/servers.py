@@ -5,12 +5,12 @@ import os
 import pickle
 import pickletools
 import secrets
-import select
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
+from multiprocessing.connection import wait
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -196,7 +196,7 @@ def _start(supervisor: "subprocess.Popen[bytes]", placing: Placing) -> None:
         pickle.dump(placing, supervisor.stdin)
         supervisor.stdin.flush()
     limit_seconds = placing.start_seconds + _CONNECT_SECONDS
-    if not select.select([supervisor.stdout], [], [], limit_seconds)[0]:
+    if not wait([supervisor.stdout], limit_seconds):
         raise ServerError(f"the Ray cluster has started no servers in {limit_seconds:g} s. Look at `ray status`")
     try:
         answer = pickle.load(supervisor.stdout)  # noqa: S301  of a process that was started here

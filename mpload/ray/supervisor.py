@@ -9,12 +9,12 @@ None to its standard output when all servers have started, or the error. Nothing
 
 import os
 import pickle
-import select
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -146,7 +146,7 @@ def _supervise(ray: Any, placing: Placing, orders: BinaryIO, answers: BinaryIO) 
     deadline = time.monotonic() + placing.start_seconds
     is_started, listed = False, None
     try:
-        while not select.select([orders], [], [], _POLL_SECONDS)[0]:
+        while not wait([orders], _POLL_SECONDS):
             now = time.monotonic()
             for server in servers:
                 server.step(now)

@@ -31,12 +31,17 @@ def batches_of(
     samples: Iterable[Any], *, batch_size: int | None, drop_last: bool, collate: Callable[[Any], Any] | None
 ) -> Iterator[tuple[int, Any]]:
     """Yield the number of samples and the batch of each batch; of each sample if `batch_size` is None."""
-    iterator = iter(samples)
+    iterator = _each(samples)
     while taken := list(islice(iterator, batch_size or 1)):
         if drop_last and batch_size is not None and len(taken) < batch_size:
             return
         batch = taken[0] if batch_size is None else taken
         yield len(taken), batch if collate is None else collate(batch)
+
+
+def _each(samples: Iterable[Any]) -> Iterator[Any]:
+    """Yield the samples, with one call of `__iter__`: `islice` calls it for each batch, and some datasets start anew."""
+    yield from samples
 
 
 @dataclass(kw_only=True)

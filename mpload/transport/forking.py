@@ -8,7 +8,6 @@ numbers (OpenBLAS, OpenMP) start them, they are idle between calls, and workers 
 
 import gc
 import os
-import select
 import signal
 import socket
 import subprocess
@@ -18,6 +17,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from enum import Enum, auto
+from multiprocessing.connection import wait
 from pathlib import Path
 
 from mpload.transport.kernel import thread_names
@@ -70,7 +70,7 @@ class ForkedProcess:
 
     def poll(self) -> int | None:
         """Return the exit status, or the negative number of the signal that ended the process; None if it is alive."""
-        if self._status is None and select.select([self._pidfd], [], [], 0)[0]:
+        if self._status is None and wait([self._pidfd], 0):
             try:
                 self._status = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
             except ChildProcessError:  # this process ignores SIGCHLD, as subprocess handles it too
@@ -80,7 +80,7 @@ class ForkedProcess:
 
     def wait(self, timeout: float | None = None) -> int:
         """Wait until the process has ended, and return its status."""
-        if self._status is None and not select.select([self._pidfd], [], [], timeout)[0]:
+        if self._status is None and not wait([self._pidfd], timeout):
             assert timeout is not None
             raise subprocess.TimeoutExpired("mpload-zygote", timeout)
         status = self.poll()

@@ -139,8 +139,10 @@ class _Zygote:
             for pidfd, (_, pid) in list(self._workers.items()):
                 if limit is None:
                     os.kill(pid, signal.SIGKILL)
-                left_seconds = None if limit is None else max(0.0, limit - time.monotonic())
-                if select.select([pidfd], [], [], left_seconds)[0]:
+                left_ms = None if limit is None else max(0.0, 1000 * (limit - time.monotonic()))
+                ended = select.poll()  # `select.select` refuses descriptors above 1023
+                ended.register(pidfd, select.POLLIN)
+                if ended.poll(left_ms):
                     os.waitpid(pid, 0)
                     del self._workers[pidfd]
         return 0

@@ -2,6 +2,7 @@
 
 import gc
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -61,6 +62,22 @@ def test_forked_workers_make_the_same_batches(kind: Any, options: dict[str, Any]
         forked(kind(), **options, seed=2, shuffle=True, topology=Topology(), num_workers=0) as here,
     ):
         assert str(list(there)) == str(list(here))
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_process_may_have_more_descriptors_than_select_takes(method: str) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < 2048:
+        pytest.skip("the limit of descriptors cannot be raised")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (2048, hard))
+    held = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+    try:
+        with forked(Tuples(), multiprocessing_context=method) as there, forked(Tuples(), num_workers=0) as here:
+            assert str(list(there)) == str(list(here))
+    finally:
+        for descriptor in held:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_what_cannot_be_pickled_serves_in_a_fork() -> None:

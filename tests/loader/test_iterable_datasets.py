@@ -1,13 +1,14 @@
 """MPLoader with iterable datasets: each worker iterates over a copy, and what cannot be promised is an error."""
 
 import sys
+from itertools import islice
 from typing import Any
 
 import pytest
 from torch.utils.data import DataLoader
 
-from mpload import ArgumentError, MPLoader, SampleError, StateError, WorkerError
-from tests.support.streams_of_users import Counting, Dying, Failing, Random, Sharded
+from mpload import ArgumentError, MPLoader, MploadWarning, SampleError, StateError, WorkerError
+from tests.support.streams_of_users import Counting, Dying, Failing, KeepingPosition, OwnIterator, Random, Sharded
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="worker pools need Linux"),
@@ -25,6 +26,22 @@ def test_one_worker_yields_what_a_data_loader_does(num_workers: int, options: di
     expected = list(map(str, DataLoader(Counting(), **options)))
     with loader(Counting(), num_workers=num_workers, **options) as batches:
         assert list(map(str, batches)) == list(map(str, batches)) == expected
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("batch_size", [4, None])
+def test_a_dataset_that_is_its_own_iterator_begins_once_an_epoch(num_workers: int, batch_size: int | None) -> None:
+    expected = list(map(str, DataLoader(Counting(), batch_size=batch_size)))
+    with loader(OwnIterator(), num_workers=num_workers, batch_size=batch_size) as batches:
+        assert list(map(str, islice(batches, 11))) == list(map(str, islice(batches, 11))) == expected
+
+
+def test_a_dataset_that_stays_at_its_end_is_told_of() -> None:
+    with loader(KeepingPosition(), batch_size=4, num_workers=1) as batches:
+        assert len(list(batches)) == 3
+        for _ in range(2):
+            with pytest.warns(MploadWarning, match="yields no samples in epoch ., but it yielded 10"):
+                assert not list(batches)
 
 
 def test_workers_share_a_dataset_that_shards_itself() -> None:

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpload.cli.monitor_plot import Role, find_roles
+from mpload.cli.monitor_plot import Role, find_roles, starter_of
 from mpload.memory.monitor import MemoryMonitor, Reading, find_growth
 from mpload.memory.usage import ProcessMemory, process_memory
 from mpload.units import MIB
@@ -151,7 +151,7 @@ def test_in_a_clean_run_no_leak_is_reported_and_every_process_has_its_role(
             run, interval_seconds=seconds / 60, until=lambda now, _: now > seconds and num_epochs(tmp_path) > 3
         )
         reading = MemoryMonitor(run.pid).read()
-        parents = {process.pid: psutil.Process(process.pid).ppid() for process in reading.processes}
+        parents = {process.pid: starter_of(process.pid) for process in reading.processes}
         roles = find_roles([reading], root_pid=run.pid, parents=parents)
     assert found == set()
     assert roles[run.pid] is Role.TRAINING

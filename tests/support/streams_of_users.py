@@ -16,6 +16,31 @@ class Counting(IterableDataset[int]):
         yield from range(self.num_samples)
 
 
+class OwnIterator(Counting):
+    """Its own iterator, which `__iter__` sets to the begin."""
+
+    def __iter__(self) -> Iterator[int]:
+        self.next = 0
+        return self
+
+    def __next__(self) -> int:
+        self.next += 1
+        if self.next > self.num_samples:
+            raise StopIteration
+        return self.next - 1
+
+
+class KeepingPosition(Counting):
+    """Its iterator is made once."""
+
+    def __init__(self, num_samples: int = 10) -> None:
+        super().__init__(num_samples)
+        self.numbers = iter(range(num_samples))
+
+    def __iter__(self) -> Iterator[int]:
+        return self.numbers
+
+
 class Sharded(Counting):
     """Each worker yields a part."""
 

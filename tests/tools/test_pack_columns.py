@@ -84,7 +84,8 @@ def test_boxes_with_the_size_of_their_image_fit_a_smaller_one(tmp_path: Path) ->
         ('{"annotations": [{"segmentation": [[1, 2, 30, 2, 30, 40]]}]}', True),
         ('{"boxes": [[10, 20, 30, 40]], "width": 50, "height": 50}', False),
         ('{"boxes": [[10, 20, 30, 40]], "image": {"width": 50, "height": 50}}', False),
-        ('{"boxes": ' + 400 * "[" + "9" + 400 * "]" + "}", True),
+        ('{"boxes": ' + 400 * "[" + "9" + 400 * "]" + "}", False),  # no coordinates lie so deep
+        ('{"boxes": [[[[10, 20]]]]}', True),
         ('{"boxes": ' + 900 * "[" + "9" + 900 * "]" + "}", False),
         ("[[0.1, 0.2, 0.3, 0.4, 17]]", False),  # fractions, and a label
         ("[[0.1, 0.2, 2]]", False),  # a fraction, and a visibility

@@ -19,7 +19,7 @@ from matplotlib.text import Text
 from torch.utils.data import DataLoader
 
 from mpload.cli.lettering import Lettering
-from mpload.cli.monitor_plot import Role, draw_memory_over_time, find_roles
+from mpload.cli.monitor_plot import Role, draw_memory_over_time, find_roles, starter_of
 from mpload.memory.machine import SystemUsage
 from mpload.memory.monitor import Growth, MemoryMonitor, Reading
 from mpload.memory.usage import ProcessMemory
@@ -203,12 +203,13 @@ def test_a_process_that_starts_workers_is_training_and_a_single_process_is_the_m
 
 
 @pytest.mark.processes
-def test_workers_of_a_stock_dataloader_are_recognised() -> None:
-    batches = iter(DataLoader([0, 1], num_workers=2))  # type: ignore[arg-type]
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_workers_of_a_stock_dataloader_are_recognised(method: str) -> None:
+    batches = iter(DataLoader([0, 1], num_workers=2, multiprocessing_context=method))  # type: ignore[arg-type]
     for _ in range(2):  # one of each worker, which gets its name when it starts
         next(batches)
     reading = MemoryMonitor().read()
-    parents = {found.pid: psutil.Process(found.pid).ppid() for found in reading.processes}
+    parents = {found.pid: starter_of(found.pid) for found in reading.processes}
     roles = find_roles([reading], root_pid=reading.processes[0].pid, parents=parents)
     assert roles[reading.processes[0].pid] is Role.TRAINING
     assert list(roles.values()).count(Role.WORKER) == 2

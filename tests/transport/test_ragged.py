@@ -22,7 +22,9 @@ POSITION = st.integers(-2, 130) | st.sampled_from([-(1 << 63), (1 << 63) - 1])
 
 def new_array() -> RaggedArray:
     layout = SlotLayout(num_samples=NUM_SAMPLES, fields=(RaggedField(name="text", max_sample_bytes=MAX_BYTES),))
-    array: RaggedArray = SlotRing(num_slots=1, layout=layout).lend(0, NUM_SAMPLES)["text"]
+    ring = SlotRing(num_slots=1, layout=layout)
+    array: RaggedArray = ring.lend(0, NUM_SAMPLES)["text"]
+    ring.close()  # the array keeps the memory
     array.begin(0, NUM_SAMPLES)
     return array
 

@@ -205,6 +205,7 @@ def test_ragged_values_are_read_as_written_for_any_division_into_chunks(
         for sample in range(first, last):
             ragged.put(sample, values[sample])
     assert [value.tobytes() for value in ring.views(0)["r"]] == values
+    ring.close()
 
 
 def test_ragged_images_keep_their_shape_and_can_be_written_in_place() -> None:

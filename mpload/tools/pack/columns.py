@@ -19,7 +19,7 @@ __all__ = ["has_pixels", "kept_columns"]
 
 _NUM_PROBED = 8
 _COORDINATES: Final = {"bbox", "bboxes", "boxes", "box", "keypoints", "points", "segmentation", "segments", "polygons"}
-_MAX_DEPTH = 6
+_MAX_DEPTH = 8
 _MAX_VISIBILITY = 2
 
 
@@ -91,20 +91,19 @@ def _has_pixels(value: Any, *, depth: int) -> bool:
         return False
     if isinstance(value, dict):
         return any(
-            _is_large(each) if name in _COORDINATES else _has_pixels(each, depth=depth + 1)
+            _is_large(each, depth=depth) if name in _COORDINATES else _has_pixels(each, depth=depth + 1)
             for name, each in value.items()
         )
     if not isinstance(value, list) or not value:
         return False
     if all(isinstance(each, list) for each in value):  # boxes or points, without names
-        return any(len(each) >= 2 and _is_large(each[:4]) for each in value)  # a label may follow
+        return any(len(each) >= 2 and _is_large(each[:4], depth=depth) for each in value)  # a label may follow
     return any(_has_pixels(each, depth=depth + 1) for each in value if isinstance(each, dict))
 
 
-def _is_large(value: Any) -> bool:
+def _is_large(value: Any, *, depth: int) -> bool:
     """Return whether nested lists and dicts have a number that is no fraction, and no visibility of a point."""
-    if isinstance(value, dict):
-        return any(map(_is_large, value.values()))
-    if isinstance(value, list):
-        return any(map(_is_large, value))
+    if isinstance(value, dict | list):
+        nested = value.values() if isinstance(value, dict) else value
+        return depth < _MAX_DEPTH and any(_is_large(each, depth=depth + 1) for each in nested)
     return isinstance(value, int | float) and value > _MAX_VISIBILITY
