@@ -18,7 +18,13 @@ if TYPE_CHECKING:
     from mpload.telemetry.counting import Telemetry
     from mpload.transport.pool import WorkerPool
 
-__all__ = ["HostSide", "Iterated", "Iteration", "OnHost"]
+__all__ = ["HostSide", "Iterated", "Iteration", "OnHost", "Turns"]
+
+
+class Turns:
+    """Counts the iterations of a loader and of its copies, of which only the newest can go on."""
+
+    number = 0
 
 
 class HostSide(Protocol):
@@ -45,7 +51,7 @@ class HostSide(Protocol):
 class Iterated(Protocol):
     """What an `Iteration` needs of an `MPLoader`."""
 
-    _iteration: int
+    _turns: Turns
     _epoch: "Epoch | None"
     _num_received: int
     _rest: "Epoch | None"
@@ -113,13 +119,13 @@ class Iteration(Iterator[Any]):
     def __init__(self, loader: Iterated) -> None:
         self._loader = loader
         self._batches: Iterator[Any] | None = None
-        self._number = loader._iteration
+        self._number = loader._turns.number
         self._epoch: Epoch | None = None
         self._has_other_next = False  # whether `set_epoch` has been called since it began
 
     def __next__(self) -> Any:
         asked = time.monotonic()
-        if self._number != self._loader._iteration:
+        if self._number != self._loader._turns.number:
             raise ArgumentError(
                 "the loader was iterated again, or released, since this iteration began. Use the newest iteration"
             )
@@ -165,4 +171,4 @@ class Iteration(Iterator[Any]):
     def _go_back(self) -> None:
         """Go back to before the batch that has failed. It is made again for the next request, or in a resumed run."""
         self._loader._load_state_on_host(self._loader._state_on_host())
-        self._batches, self._number = None, self._loader._iteration
+        self._batches, self._number = None, self._loader._turns.number

@@ -20,7 +20,7 @@ from mpload.loader.described import facts_of
 from mpload.loader.engine import Engine
 from mpload.loader.frameworks import AccelerateIteration, is_accelerate_used
 from mpload.loader.instead import Guarded
-from mpload.loader.iterations import Iteration, OnHost
+from mpload.loader.iterations import Iteration, OnHost, Turns
 from mpload.loader.machine_share import detect_share
 from mpload.loader.map_options import MapArguments, MapOptions
 from mpload.loader.pinned import pin_of
@@ -87,7 +87,7 @@ class MPLoader(Guarded, Generic[Batch]):
             - `sampler`, `batch_sampler`: which samples are read, or which make a batch, instead of `shuffle`. Each rank
               reads what its own sampler yields. Random numbers then belong to the place in the epoch, not the sample.
             - `collate_fn`: makes a batch from a list of samples, in a worker. It may return anything.
-            - `drop_last`: True means `tail="drop"`, and False `tail="ragged"`. `generator`: draws the seed.
+            - `drop_last`: True is `tail="drop"`, False "ragged" ("pad" with several ranks). `generator`: draws the seed.
             - `worker_init_fn`: called in each worker with its number. Random numbers are seeded later, for each sample.
             - `prefetch_factor`: batches in flight per worker, with a `collate_fn`, a sampler, `__getitems__` or
               `batch_size=None`. Otherwise workers share the samples of a batch.
@@ -172,7 +172,7 @@ class MPLoader(Guarded, Generic[Batch]):
         """Upper bound for the memory of slots and workers together."""
         self._epoch: Epoch | None = None
         self._num_received = 0
-        self._iteration = 0
+        self._turns = Turns()
         self._rest: Epoch | None = None
         self._num_ahead: int | None = None
         self._stream: Stream | None = None
@@ -372,7 +372,7 @@ class MPLoader(Guarded, Generic[Batch]):
 
     def _stop(self) -> None:
         """End the current iteration, and discard the batches made ahead for it."""
-        self._iteration += 1
+        self._turns.number += 1
         self._rest = None
         if self._prefetcher is None:
             self._num_ahead = None

@@ -187,6 +187,11 @@ class MapOptions:
         return Tail.DROP if self.drop_last else Tail.RAGGED
 
     @property
+    def pads_ranks(self) -> bool:
+        """Whether several ranks have padded batches, as with a `DistributedSampler`, where one has a shorter one."""
+        return self.tail is None and self.drop_last is False
+
+    @property
     def are_neutral(self) -> bool:
         """Whether no argument asks for anything that a dataset with options of its own decides."""
         asked = {each.name for each in fields(self) if self._is_given(each.name)} - _OF_ANY_DATASET

@@ -5,7 +5,6 @@ from collections.abc import Iterator, Mapping, Sized
 from dataclasses import replace
 from typing import Any, Protocol
 
-import cloudpickle  # type: ignore[import-untyped]
 from torch.utils.data import BatchSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
 from mpload.errors import MploadWarning, StateError
@@ -23,6 +22,7 @@ from mpload.plan.topology import Topology
 from mpload.samples.batch_work import Wanted
 from mpload.samples.seeded_dataset import MapDataset
 from mpload.transport.batches import BatchTask
+from mpload.transport.pickling import pickled_by_value
 from mpload.units import format_count
 
 __all__ = ["MapRun", "PlannedRun", "SampledRun"]
@@ -93,6 +93,7 @@ class PlannedRun:
         self.batching = Batching(
             num_samples=len(dataset), batch_size=self.batch_size, order=options.order, tail=options.chosen_tail
         )
+        self._pads_ranks = options.pads_ranks
         self.epochs = EpochTable(seed=seed, topology=options.topology)
         self._dataset = dataset
         self._watch = Watch(dataset, keeps_workers=options.persistent_workers)
@@ -125,7 +126,11 @@ class PlannedRun:
 
     def plan_of(self, epoch: Epoch) -> AnyPlan:
         """Return this rank's plan of an epoch."""
-        return self.batching.plan_of(topology=epoch.topology or self.epochs.topology, start=epoch.position)
+        topology = epoch.topology or self.epochs.topology
+        batching = self.batching
+        if self._pads_ranks and topology.world_size > 1:
+            batching = replace(batching, tail=Tail.PAD)
+        return batching.plan_of(topology=topology, start=epoch.position)
 
     def wanted(self, epoch: Epoch) -> Iterator[Wanted]:
         """Yield the samples of each batch of an epoch."""
@@ -176,6 +181,7 @@ class SampledRun:
         if options.batch_sampler is None and options.batch_size is not None:
             self._batches = BatchSampler(self._sampler, options.batch_size, bool(options.drop_last))
         self._are_lists = options.batch_sampler is not None or options.batch_size is not None
+        self._followers = [_Follower(each) for each in self._samplers if _Follower.suits(each)]
         self._order = f"sampler {type(sampler).__qualname__}"
         self._fingerprint = f"{type(dataset).__qualname__} by {type(sampler).__qualname__}"
 
@@ -198,6 +204,8 @@ class SampledRun:
 
     def wanted(self, epoch: Epoch) -> Iterator[Wanted]:
         """Yield the samples of each batch of an epoch. The key of a sample is its position in the epoch."""
+        for follower in self._followers:
+            follower.begin(epoch.number)
         position = 0
         for number, batch in enumerate(self._batches):
             indices = list(batch) if self._are_lists else [batch]
@@ -212,7 +220,7 @@ class SampledRun:
                 seed=epoch.seed, epoch=epoch.number, start=epoch.position, batch=batch, topology=Topology()
             )
             yield BatchTask(
-                numbers=number.numbers, num_samples=1, num_counted=len(wanted.indices), input=cloudpickle.dumps(wanted)
+                numbers=number.numbers, num_samples=1, num_counted=len(wanted.indices), input=pickled_by_value(wanted)
             )
 
     def set_epoch(self, epoch: int) -> None:
@@ -253,6 +261,32 @@ class SampledRun:
                 MploadWarning,
                 stacklevel=3,
             )
+
+
+class _Follower:
+    """Tells a sampler of each epoch that begins, as long as nobody else does.
+
+    Otherwise each epoch would have the same order, and a resumed run another one than before its checkpoint.
+    """
+
+    def __init__(self, sampler: Any) -> None:
+        self._sampler = sampler
+        self._seen: int = sampler.epoch
+        self._ahead = 0
+        """By how many epochs the sampler is ahead of the loader, since somebody else has told it."""
+
+    @staticmethod
+    def suits(sampler: Any) -> bool:
+        """Return whether a sampler has an epoch like that of torch's `DistributedSampler`."""
+        return hasattr(sampler, "set_epoch") and type(getattr(sampler, "epoch", None)) is int
+
+    def begin(self, epoch: int) -> None:
+        """Begin an epoch."""
+        if self._sampler.epoch != self._seen:
+            self._ahead = self._sampler.epoch - epoch
+        else:
+            self._sampler.set_epoch(epoch + self._ahead)
+        self._seen = self._sampler.epoch
 
 
 def _draws_anew(sampler: Any) -> bool:

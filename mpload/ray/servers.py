@@ -196,7 +196,7 @@ def _start(supervisor: "subprocess.Popen[bytes]", placing: Placing) -> None:
         pickle.dump(placing, supervisor.stdin)
         supervisor.stdin.flush()
     limit_seconds = placing.start_seconds + _CONNECT_SECONDS
-    if not wait([supervisor.stdout], limit_seconds):
+    if not wait([supervisor.stdout.fileno()], limit_seconds):
         raise ServerError(f"the Ray cluster has started no servers in {limit_seconds:g} s. Look at `ray status`")
     try:
         answer = pickle.load(supervisor.stdout)  # noqa: S301  of a process that was started here

@@ -146,7 +146,7 @@ def _supervise(ray: Any, placing: Placing, orders: BinaryIO, answers: BinaryIO) 
     deadline = time.monotonic() + placing.start_seconds
     is_started, listed = False, None
     try:
-        while not wait([orders], _POLL_SECONDS):
+        while not wait([orders.fileno()], _POLL_SECONDS):
             now = time.monotonic()
             for server in servers:
                 server.step(now)

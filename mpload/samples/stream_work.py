@@ -40,7 +40,7 @@ def batches_of(
 
 
 def _each(samples: Iterable[Any]) -> Iterator[Any]:
-    """Yield the samples, with one call of `__iter__`: `islice` calls it for each batch, and some datasets start anew."""
+    """Yield the samples with one call of `__iter__`. `islice` calls it for each batch, and some datasets start anew."""
     yield from samples
 
 

@@ -28,6 +28,8 @@ __all__ = ["JEMALLOC", "ForkedProcess", "Forks", "fork_zygote", "why_not_fork"]
 
 JEMALLOC = "jemalloc_bg_thd"
 """A thread of the allocator of pyarrow, which MPDataset imports. The allocator has handlers for forks."""
+_MAX_NAME = 15
+"""The kernel knows the first characters of a thread's name, since Python 3.14."""
 
 
 class Forks(Enum):
@@ -47,10 +49,11 @@ def why_not_fork() -> str | None:
     """Return why forking this process is unsafe now; None if it is safe."""
     if threading.get_native_id() != os.getpid():
         return "the loader is not made in the main thread"
-    others = [thread.name for thread in threading.enumerate() if thread is not threading.main_thread()]
+    threads = [thread for thread in threading.enumerate() if thread is not threading.main_thread()]
+    others = [thread.name for thread in threads if not _is_harmless(thread)]
     if not others:
         own = Path("/proc/self/comm").read_text().strip()
-        others = sorted({*thread_names()} - {own, JEMALLOC})
+        others = sorted({*thread_names()} - {own, JEMALLOC, *(thread.name[:_MAX_NAME] for thread in threads)})
     if others:
         return f"this process has other threads ({', '.join(others)})"
     torch = sys.modules.get("torch")
@@ -58,6 +61,11 @@ def why_not_fork() -> str | None:
         if torch is not None and getattr(torch, device).is_initialized():
             return f"this process uses {device.upper()}"
     return None
+
+
+def _is_harmless(thread: threading.Thread) -> bool:
+    """Whether workers need no lock of a thread: it is that of a tqdm bar, or of the queues of a stock DataLoader."""
+    return type(thread).__module__ == "tqdm._monitor" or thread.name == "QueueFeederThread"
 
 
 class ForkedProcess:
@@ -163,4 +171,6 @@ def _run(
     control = socket.socket(fileno=os.dup(control.fileno()))
     release()
     os.environ.update(environment)
-    return serve(control, setup_fd=-1, place=Workplace.of(setup, work))
+    place = Workplace.of(setup, work)
+    with control, place.answers:
+        return serve(control, setup_fd=-1, place=place)

@@ -1,5 +1,6 @@
 """Iterations and states of an MPLoader: each iteration reads an epoch, and a state counts the received batches."""
 
+import copy
 import gc
 import itertools
 import sys
@@ -150,6 +151,19 @@ def test_a_new_iteration_ends_the_old_one(folder: Path) -> None:
         del old  # does not affect the new iteration
         gc.collect()
         assert first + ids(new) == ids(alone)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_an_iteration_of_a_copy_ends_that_of_the_original_with_an_error(folder: Path, num_workers: int) -> None:
+    with MPLoader(numbers(folder, 200), num_workers=num_workers) as loader:
+        old = iter(loader)
+        next(old)
+        new = iter(copy.copy(loader))
+        next(new)
+        with pytest.raises(ArgumentError, match="was iterated again, or released, since this iteration"):
+            next(old)
+        assert list(new)
 
 
 @pytest.mark.processes

@@ -4,7 +4,11 @@ import threading
 import time
 from typing import Any
 
+from torch.utils.data import DataLoader
+from tqdm import tqdm
+
 from mpload import ArgumentError, MPLoader
+from mpload.transport.forking import why_not_fork
 
 
 class Locked:
@@ -31,6 +35,11 @@ def main() -> None:
         with MPLoader(dataset, batch_size=8, num_workers=2, collate_fn=collate) as loader:
             print(sum(len(batch[-1]) for batch in loader) if collate is None else sum(map(len, loader)))
         print(f"{time.process_time() - started < 1}")
+    bar, stock = tqdm(range(3), disable=None), iter(DataLoader([1, 2], num_workers=1))  # type: ignore[arg-type]
+    next(stock)
+    print(threading.active_count() - 1, why_not_fork())
+    bar.close()
+    del stock
     wait = threading.Event()
     thread = threading.Thread(target=wait.wait, name="busy")
     thread.start()

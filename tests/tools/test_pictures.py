@@ -8,7 +8,6 @@ from typing import Any
 
 import cv2
 import numpy as np
-import psutil
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st

@@ -1,0 +1,74 @@
+"""MPLoader with map-style datasets on several ranks: samplers that have epochs, and `drop_last`."""
+
+from typing import Any
+
+import pytest
+from torch.utils.data import DataLoader
+from torch.utils.data.distributed import DistributedSampler
+
+from mpload import MPLoader, Topology
+
+NUMBERS: Any = list(range(43))
+
+
+def sampler(*, rank: int = 0) -> "DistributedSampler[int]":
+    return DistributedSampler(NUMBERS, num_replicas=2, rank=rank, shuffle=True, seed=3)
+
+
+def loader(**options: Any) -> MPLoader[Any]:
+    return MPLoader(NUMBERS, batch_size=4, num_workers=0, collate_fn=list, **options)
+
+
+def expected(epoch: int) -> list[list[int]]:
+    """Return the batches of a DataLoader whose sampler was told the epoch."""
+    told = sampler()
+    told.set_epoch(epoch)
+    return list(DataLoader(NUMBERS, batch_size=4, sampler=told, collate_fn=list))
+
+
+def test_a_sampler_is_told_each_epoch() -> None:
+    batches = loader(sampler=sampler())
+    assert [list(batches) for _ in range(3)] == [expected(epoch) for epoch in range(3)]
+    batches.set_epoch(7)
+    assert list(batches) == expected(7)
+    assert list(batches) == expected(8)
+
+
+def test_whoever_tells_a_sampler_its_epoch_decides() -> None:
+    told = sampler()
+    batches = loader(sampler=told)
+    for epoch in (5, 2, 9):
+        told.set_epoch(epoch)
+        assert list(batches) == expected(epoch)
+    assert list(batches) == expected(10)
+
+
+@pytest.mark.parametrize("epoch", [0, 1, 2])
+@pytest.mark.parametrize("is_told", [False, True])
+def test_a_run_with_a_sampler_is_resumed_in_the_middle_of_an_epoch(epoch: int, is_told: bool) -> None:
+    told = sampler()
+    batches = loader(sampler=told)
+    for number in range(epoch):
+        if is_told:
+            told.set_epoch(number)
+        assert list(batches) == expected(number)
+    if is_told:
+        told.set_epoch(epoch)
+    running = iter(batches)
+    received = [next(running) for _ in range(3)]
+    resumed = loader(sampler=sampler())
+    resumed.load_state_dict(batches.state_dict())
+    assert received + list(resumed) == expected(epoch)
+    assert list(resumed) == expected(epoch + 1)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_without_dropping_all_ranks_have_equally_many_batches(world_size: int) -> None:
+    ranks = [
+        list(loader(drop_last=False, topology=Topology(rank=rank, world_size=world_size))) for rank in range(world_size)
+    ]
+    assert len({len(batches) for batches in ranks}) == 1
+    found = [number for batches in ranks for batch in batches for number in batch]
+    assert set(found) == set(NUMBERS)
+    if world_size == 1:
+        assert sorted(found) == NUMBERS  # each once
