@@ -184,7 +184,8 @@ class WorkerError(MploadError, RuntimeError):
     """Worker processes cannot start, or die too often.
 
     If workers cannot start, the message contains the reason, often the traceback of a failed import. Check that
-    `decode` and `transform` can be pickled and that a new process can import what they need.
+    `decode` and `transform` can be pickled and that a new process can import what they need. An error that
+    `worker_init_fn` raises is also of its own class, so that your `except` catches it.
 
     If workers died, the message ends with the latest deaths. A worker that died of SIGKILL was usually killed for
     lack of memory: lower `num_workers` or the decoder's `Limits.max_pixels`. A worker that died of SIGSEGV crashed in

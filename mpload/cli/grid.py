@@ -6,6 +6,7 @@ can render, and the class number instead of any other name. `Sheet.unshown` maps
 
 import textwrap
 from base64 import b64encode
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from mpload.errors import MploadError
 from mpload.images.decoders import ImageDecoder, RawBytes
 from mpload.images.resize import Pixels
 from mpload.index.index import Index, Record, header_of, require_files
+from mpload.ingest.checking import OBJECT_COLUMNS
 from mpload.plan.order import Shuffle
 from mpload.samples.pipeline import Pipeline
 from mpload.samples.policy import ErrorPolicy
@@ -37,7 +39,6 @@ _BRIGHT, _DIM, _ALARM = (232, 234, 238), (142, 148, 158), (240, 128, 112)
 _JPEG_QUALITY = 85
 _CAPTION_LETTERS = 60
 _ARRAYS = (b"\x93NUMPY", b"PK\x03\x04")
-_OBJECTS = ("boxes", "objects")  # columns of objects, which are drawn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,18 +132,20 @@ class Sheet:
 def read_sheet(index: Index, *, num_tiles: int, seed: int) -> Sheet:
     """Read random samples for a sheet, with a tile for each image of a record.
 
-    Masks and objects are drawn over the first image. The tile of an image that cannot be shown says why.
+    Masks and objects are drawn over the first image, with the names of the objects' classes. The tile of an image that
+    cannot be shown says why.
     """
     require_files(index, what="a sheet of images")
     sources = [column.name for column in index.columns if column.type.is_source]
     order = Shuffle().order(num_samples=len(index), seed=seed, epoch=0)
     pipeline = Pipeline(index=index, decode=RawBytes(), policy=ErrorPolicy())
+    lettering = Lettering()
     tiles: list[Tile] = []
     num_shown = 0
     for sample_id in order.sample_ids(np.arange(min(len(index), num_tiles), dtype=np.int64)):
         (record,) = index.records([sample_id])
         number, name = _label(index, record)
-        made = _pictures(pipeline, record, sources)
+        made = _pictures(pipeline, record, sources, index.classes, lettering)
         if num_shown and len(tiles) + len(made) > num_tiles:
             break
         num_shown += 1
@@ -154,7 +157,7 @@ def read_sheet(index: Index, *, num_tiles: int, seed: int) -> Sheet:
             facts += picture.texts
             tiles.append(Tile(image=picture.image, number=number, name=name, facts=tuple(facts)))
     title = f"{index.path}: {format_count(num_shown)} of {format_counted(len(index), 'sample')}"
-    return Sheet(title=title, tiles=tuple(tiles))
+    return Sheet(title=title, tiles=tuple(tiles), lettering=lettering)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,7 +170,9 @@ class _Picture:
     """The beginning of each caption."""
 
 
-def _pictures(pipeline: Pipeline, record: Record, sources: list[str]) -> dict[str, _Picture]:
+def _pictures(
+    pipeline: Pipeline, record: Record, sources: list[str], names: Sequence[str], lettering: Lettering
+) -> dict[str, _Picture]:
     """Return the pictures of a record, by column. Masks, objects and captions are part of the first one."""
     try:
         made = pipeline.sample(record, seed=0, epoch=0)
@@ -179,11 +184,11 @@ def _pictures(pipeline: Pipeline, record: Record, sources: list[str]) -> dict[st
     pictures = {first: _decoded(values[first])}
     masks = []
     texts: list[str] = []
-    objects = [str(values[name]) for name in _OBJECTS if isinstance(values.get(name), str)]
+    objects = [str(values[name]) for name in OBJECT_COLUMNS if isinstance(values.get(name), str)]
     for source in others:
         data = values[source]
         if (text := _text_in(data)) is not None:
-            if source in _OBJECTS:
+            if source in OBJECT_COLUMNS:
                 objects.append(text)
             else:
                 texts.append(" ".join(text.split())[:_CAPTION_LETTERS])
@@ -198,9 +203,10 @@ def _pictures(pipeline: Pipeline, record: Record, sources: list[str]) -> dict[st
         return pictures
     for mask in masks:
         draw_mask(picture.image, mask)
+    height, width = picture.size
     for text in objects:
         try:
-            draw_objects(picture.image, text, height=picture.size[0], width=picture.size[1])
+            draw_objects(picture.image, text, height=height, width=width, names=names, lettering=lettering)
         except ValueError:
             texts.append("unreadable objects")
     return {**pictures, first: replace(picture, texts=tuple(texts))}

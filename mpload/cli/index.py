@@ -93,14 +93,12 @@ def index(
     if append:
         if cluster is not None:
             raise ArgumentError("--append lists on this machine only. Leave out --on")
-        if classes_from is not None:
-            raise ArgumentError("--append keeps the classes of the index. Make it anew with --classes-from")
         if split is not None:
             raise ArgumentError("--append is for one index, not for --split. Make the parts anew without --append")
         with progress_bar("indexing") as update:
             appended = append_to_index(
-                source, out, columns=columns, root=root, folder=folder, with_sizes=stat, num_workers=workers,
-                progress=update,
+                source, out, columns=columns, root=root, folder=folder, with_sizes=stat,
+                classes_from=classes_from, num_workers=workers, progress=update,
             )  # fmt: skip
         rows = [_noted(open_index(out), num_workers=workers)] if jpeg else []
         print_appended(appended, rows, seconds=time.monotonic() - started, as_json=as_json)

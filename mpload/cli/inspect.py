@@ -1,6 +1,7 @@
 """`mpload inspect`: show the facts about an index, check its samples, and draw a contact sheet."""
 
 import os
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -25,6 +26,7 @@ from mpload.index.parts_text import is_part_list
 from mpload.index.sidecar import find_sidecar
 from mpload.index.text import read_header
 from mpload.ingest.checking import check_index, check_lines
+from mpload.samples.object_check import check_objects
 from mpload.storage.remote import is_url
 
 __all__ = ["inspect"]
@@ -35,7 +37,7 @@ def inspect(
     *,
     records: Annotated[int, typer.Option(min=0, help="Number of records to show.")] = 3,
     check: Annotated[
-        bool, typer.Option("--check", help="Check every line, file and image; exit 1 if any has a problem.")
+        bool, typer.Option("--check", help="Check every line, file, image and box; exit 1 if any has a problem.")
     ] = False,
     report: Annotated[
         Path | None,
@@ -75,7 +77,13 @@ def inspect(
         summary = summarise(index, is_fresh=is_fresh, num_records=records)
         if check:
             with progress_bar("checking", total=len(index)) as update:
-                found = check_index(index, decode=ImageDecoder(), num_workers=workers, progress=update)
+                found = check_index(
+                    index,
+                    decode=ImageDecoder(),
+                    check_objects=partial(check_objects, num_classes=len(index.classes)),
+                    num_workers=workers,
+                    progress=update,
+                )
                 findings = write_findings(found, report)
         facts, text = summary.to_dict(), str(summary)
         if grid is not None:

@@ -13,14 +13,14 @@ from typing import Any, TypeVar
 
 __all__ = ["TlsSocket"]
 
-_RECEIVED_BYTES = 256 * 1024
+_RECEIVED_BYTES = 1024 * 1024
 _Result = TypeVar("_Result")
 
 
 class TlsSocket:
     """An encrypted connection over a connected socket, with those methods of a socket that a client of HTTP needs.
 
-    Memory: half a megabyte.
+    Memory: two megabytes.
     Process: for one thread.
     """
 

@@ -283,6 +283,8 @@ class RawBytes:
 class NumpyDecoder:
     """Read the array in a `.npy` file. It must hold numbers; nothing in the file is executed or unpickled.
 
+    For a `.npz` file, pass a function of your own, which returns `dict(numpy.load(io.BytesIO(data)))`.
+
     Attributes:
         max_bytes: Size of the largest file that is read.
         makes_images: Arrays are images [H, W, C], as `pack` stores decoded images, and batches show them as [C, H, W];
@@ -312,6 +314,9 @@ class NumpyDecoder:
         """
         self.limits.check_bytes(len(data))
         shape, is_fortran, dtype, header_bytes = read_npy_header(data)
+        if dtype.char in "gG":
+            kept = "float64" if dtype.char == "g" else "complex128"
+            raise DecodeError(f"the .npy file holds {dtype}, which PyTorch does not have. Store it as {kept}")
         expected_bytes, num_bytes = math.prod(shape) * dtype.itemsize, len(data) - header_bytes
         if min(shape, default=0) < 0 or expected_bytes != num_bytes:
             raise DecodeError(
@@ -321,6 +326,10 @@ class NumpyDecoder:
         array = np.frombuffer(data, dtype, math.prod(shape), header_bytes) if num_bytes else np.empty(0, dtype)
         array = array.reshape(shape, order="F" if is_fortran else "C")
         return np.ascontiguousarray(array, dtype.newbyteorder("=")).reshape(shape)
+
+
+_ZIP = b"PK"
+"""The first bytes of ZIP files, which .npz files are."""
 
 
 class NpyHeader(NamedTuple):
@@ -340,6 +349,11 @@ def read_npy_header(data: ImageBytes) -> NpyHeader:
     Raises:
         DecodeError: It is damaged, or the array does not hold numbers.
     """
+    if bytes(data[: len(_ZIP)]) == _ZIP:
+        raise DecodeError(
+            "this is a .npz archive of several arrays, or another ZIP file, not a .npy file. Read it by a decoder of "
+            "your own, a function that returns dict(numpy.load(io.BytesIO(data)))"
+        )
     file = BytesIO(data)
     try:
         version = npy.read_magic(file)

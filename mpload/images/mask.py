@@ -15,7 +15,7 @@ from mpload.images.jpeg_header import ImageBytes
 from mpload.images.limits import Limits
 from mpload.images.stored_values import stored_values
 
-__all__ = ["Mask", "check_shape", "nearest_values"]
+__all__ = ["Mask", "check_ratio", "check_shape", "nearest_values"]
 
 _TRANSPOSED = frozenset(map(np.dtype, ("uint8", "uint16", "int16", "int32", "float32")))
 """Types that OpenCV transposes."""
@@ -101,20 +101,25 @@ class Mask:
 
 
 def check_shape(height: int, width: int, geometry: Geometry) -> None:
-    """Raise `DecodeError` unless a mask of this size can belong to the geometry's image.
-
-    Both must have the same ratio of width to height, to within a pixel of the smaller of both.
-    """
+    """Raise `DecodeError` unless a mask of this size can belong to the geometry's image, as for `check_ratio`."""
     if (height, width) == (geometry.width, geometry.height) and height != width:
         raise DecodeError(
             f"the mask is {width}x{height}, but its image is {geometry.width}x{geometry.height} when it is turned "
             "upright by its EXIF orientation. Pass exif_orientation=False to the image's decoder if the masks were "
             "made without it"
         )
-    larger = max((height, width), (geometry.height, geometry.width), key=math.prod)
-    if abs(height * geometry.width - width * geometry.height) >= sum(larger):
+    check_ratio(height, width, image_size=(geometry.height, geometry.width))
+
+
+def check_ratio(height: int, width: int, *, image_size: tuple[int, int]) -> None:
+    """Raise `DecodeError` unless a mask of this size can belong to an image of a size.
+
+    Both must have the same ratio of width to height, to within a pixel of the smaller of both.
+    """
+    larger = max((height, width), image_size, key=math.prod)
+    if abs(height * image_size[1] - width * image_size[0]) >= sum(larger):
         raise DecodeError(
-            f"the mask is {width}x{height}, but its image is {geometry.width}x{geometry.height}, which has another "
+            f"the mask is {width}x{height}, but its image is {image_size[1]}x{image_size[0]}, which has another "
             "ratio of width to height. If the mask shows the whole image, resize it to the image's size by nearest "
             "neighbour; otherwise it belongs to another image"
         )

@@ -3,7 +3,10 @@
 ```
 columns      column types and the cells that they hold: path, span, lmdb, row, int, float, str
 cells        reads the cells of a line by the types of their columns
-text         the text format: header, lines, escapes; plain lists too
+dialects     how the cells of a line are separated, escapes, and Header
+plain_lists  infers the layout of a plain list from its first lines
+text         the text format: header and lines, of indexes and plain lists
+label_lines  the lines of YOLO's label files, which are cells or files of an index
 scan         one fast pass over a text for the line offsets, the labels and a digest
 sidecar      writes and checks the sidecar, an Arrow file with the results of a scan
 derived      where files derived from a text are kept, and the lock of the process that makes them

@@ -16,6 +16,7 @@ from mpload.index.index import Index
 from mpload.index.open_file import open_text
 from mpload.index.parts_opening import open_parts
 from mpload.index.parts_text import is_part_list
+from mpload.index.plain_lists import refuse_joined_cells
 from mpload.index.sidecar import Progress, TextStamp, ensure_sidecar
 from mpload.index.text import Dialect, Header, read_header
 from mpload.storage.remote import RemoteStorage, is_url
@@ -143,6 +144,8 @@ def _open(
     changed = IndexChangedError(f"{text}: changed while it was being opened. Open it again")
     try:
         header = read_header(text)
+        root = root_at(source, header) if is_url(source) else root_of(Path(source), header)
+        refuse_joined_cells(text, header, root)
         layout = ensure_sidecar(text, header, progress=progress)
         if allow_outside_root is None:
             allow_outside_root = header.dialect is not Dialect.NATIVE
@@ -150,7 +153,7 @@ def _open(
             path=text,
             header=header,
             layout=layout,
-            root=root_at(source, header) if is_url(source) else root_of(Path(source), header),
+            root=root,
             allow_outside_root=allow_outside_root,
             source=source,
             copies=copies,

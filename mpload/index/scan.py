@@ -21,10 +21,12 @@ from mpload.units import MIB
 __all__ = ["Scan", "ScanBlock"]
 
 _BLOCK_BYTES = MIB  # fits in the second-level cache during the passes below
-_TAB, _NEWLINE, _CR, _BLANK, _MINUS, _COMMA = b"\t\n\r -,"
+_TAB, _NEWLINE, _CR, _BLANK, _MINUS, _COMMA, _ZERO = b"\t\n\r -,0"
 _MAX_FAST_DIGITS = 18  # every number with this many digits fits in int64
 _MAX_ROW_GROUP_DIGITS = 9
 _MAX_FLOAT_BYTES = 32  # Python writes at most 24
+_EXACT_DIGITS = 15  # a float holds every integer of so many digits
+_DIGITS = 2  # the state of the automaton of floats after digits alone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,12 +177,12 @@ def _scan_fast(text: NDArray[np.uint8], header: Header, buffer: bytearray) -> _S
             case ColumnType.SPAN:
                 is_valid = _are_spans(text, first, end)
             case ColumnType.INT:
-                values = _parse_integers(text, first, end)
+                values = _parse_integers(text, first, end, exact=header.is_inferred)
                 is_valid = values is not None
                 if number == header.label_column:
                     labels = values
             case ColumnType.FLOAT:
-                is_valid = _are_floats(text, first, end)
+                is_valid = _are_floats(text, first, end, exact=header.is_inferred)
             case ColumnType.LMDB:
                 is_valid = _are_lmdb_values(text, first, end)
             case ColumnType.ROW:
@@ -206,11 +208,13 @@ def _scan_blanks(text: NDArray[np.uint8], header: Header) -> _Scanned:
         return None
     if len(header.columns) == 1:
         return starts, None
+    if header.label_column is None:
+        return None  # a label that is a text
     blanks = np.flatnonzero((text == _BLANK) | (text == _TAB))
     last = np.searchsorted(blanks, ends) - 1
     if not blanks.size or (blanks[last] <= starts).any() or (last < 0).any():
         return None
-    labels = _parse_integers(text, blanks[last] + 1, ends)
+    labels = _parse_integers(text, blanks[last] + 1, ends, exact=header.is_inferred)
     return None if labels is None else (starts, labels)
 
 
@@ -230,13 +234,23 @@ def _carriage_returns(
 
 
 def _parse_integers(
-    text: NDArray[np.uint8], first: NDArray[np.int64], end: NDArray[np.int64], *, signed: bool = True
+    text: NDArray[np.uint8],
+    first: NDArray[np.int64],
+    end: NDArray[np.int64],
+    *,
+    signed: bool = True,
+    exact: bool = False,
 ) -> NDArray[np.int64] | None:
-    """Return the integers in the cells `text[first:end]`, or None if a cell is not an integer or is too long."""
+    """Return the integers in the cells `text[first:end]`, or None if a cell is not an integer or is too long.
+
+    With `exact`, None too if a cell has leading zeros.
+    """
     negative = text[first] == _MINUS if signed else np.zeros(len(first), np.bool_)
     first = first + negative
     lengths = end - first
     if lengths.min() < 1 or lengths.max() > _MAX_FAST_DIGITS:
+        return None
+    if exact and ((text[first] == _ZERO) & (lengths > 1)).any():
         return None
     values = np.zeros(len(first), np.int64)
     for place in range(int(lengths.max())):
@@ -291,8 +305,13 @@ def _next(text: NDArray[np.uint8], byte: bytes, positions: NDArray[np.int64]) ->
     return found[np.searchsorted(found, positions)]
 
 
-def _are_floats(text: NDArray[np.uint8], first: NDArray[np.int64], end: NDArray[np.int64]) -> bool:
-    """Whether every cell is a short decimal number. A finite automaton runs over all cells at once."""
+def _are_floats(
+    text: NDArray[np.uint8], first: NDArray[np.int64], end: NDArray[np.int64], *, exact: bool = False
+) -> bool:
+    """Whether every cell is a short decimal number. A finite automaton runs over all cells at once.
+
+    With `exact`, no cell may be an integer that is so long that a float might round it.
+    """
     lengths = end - first
     if lengths.min() < 1 or lengths.max() > _MAX_FLOAT_BYTES:
         return False
@@ -300,6 +319,8 @@ def _are_floats(text: NDArray[np.uint8], first: NDArray[np.int64], end: NDArray[
     for place in range(int(lengths.max())):
         next_states = _FLOATS[states, text[np.minimum(first + place, end)]]
         states = np.where(lengths > place, next_states, states)
+    if exact and ((states == _DIGITS) & (lengths > _EXACT_DIGITS)).any():
+        return False
     return bool(_IS_FLOAT[states].all())
 
 

@@ -5,6 +5,7 @@ Turning a source into rows:
 ```
 sources         determines the kind of a source, and opens it
 folders         class folders and flat folders, in the order of ImageFolder
+class_folders   refuses subfolders that are no classes, and links out of the root
 folder_options  FolderOptions: which files count as images
 pairs           files that belong to the images of a folder, such as masks and captions
 buckets         objects below a URL, treated as a folder
@@ -13,6 +14,7 @@ cluster_listing lists a bucket on other machines
 coco            JSON files in the format of COCO
 voc             folders in the layout of Pascal VOC
 yolo            folders in YOLO's layout
+yolo_yaml       what such a folder says of its classes and keypoints
 annotations     rows whose texts may be too long for a line
 json_stream     reads a JSON file that is larger than memory
 tars            tar shards, as spans
@@ -20,7 +22,8 @@ lmdbs           LMDB data files, as keys
 tfrecords       TFRecord files, as spans
 tables          Arrow files, as spans, and Parquet files, as rows
 hdf5            HDF5 files, as spans
-missing_values  refuses tables in which an image or a number is missing
+missing_values  refuses tables in which an image or a number is missing, or a number is too large
+table_layout    what the columns of a table become
 table_cells     values of a table as cells of an index
 lists           plain lists, CSV files and existing indexes
 rows            Rows, the result of opening a source: columns, root, cells, and a count of what was left out

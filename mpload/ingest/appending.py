@@ -27,13 +27,14 @@ from mpload.index.parts_index import PartsIndex
 from mpload.index.publishing import check_out, new_file
 from mpload.index.sidecar import Progress, TextStamp
 from mpload.index.text import Dialect, Header, format_header, format_line, line_parser
+from mpload.ingest.class_names import with_labels
 from mpload.ingest.folder_options import FolderOptions
 from mpload.ingest.image_sizes import measure_sizes
 from mpload.ingest.lists import read_lines
 from mpload.ingest.rows import Rows
 from mpload.ingest.sources import SourcePath, open_source, refuse_whole_sources, source_paths
 from mpload.storage.remote import is_url, redacted
-from mpload.units import MIB, printable
+from mpload.units import MIB, format_counted, printable
 
 __all__ = ["Appended", "append_to_index"]
 
@@ -73,6 +74,7 @@ def append_to_index(
     root: str | os.PathLike[str] | None = None,
     folder: FolderOptions = FolderOptions(),
     with_sizes: bool = False,
+    classes_from: str | None = None,
     num_workers: int = 8,
     progress: Progress | None = None,
 ) -> Appended:
@@ -91,6 +93,8 @@ def append_to_index(
         root: as for `build_index`.
         folder: as for `build_index`.
         with_sizes: also measure the sizes of samples. Sizes that the index has are kept, and completed.
+        classes_from: as for `build_index`. The classes of the index keep their numbers, and a name that is none of them
+            is an error.
         num_workers: number of threads that measure sizes.
         progress: called with the number of samples of the source examined so far.
 
@@ -98,7 +102,8 @@ def append_to_index(
         What was found and done.
 
     Raises:
-        ArgumentError: the source is not that of the index, or of a kind that cannot be appended.
+        ArgumentError: the source is not that of the index, or of a kind that cannot be appended, or the column
+            `classes_from` names a new class.
         IndexNotFoundError: there is no index.
         IndexChangedError: another program has changed the index in the meantime.
         IndexFormatError: a line of a list or of the index breaks the format.
@@ -128,7 +133,10 @@ def append_to_index(
             )
         if header_of(old).dialect is not Dialect.NATIVE:
             raise ArgumentError(f"{target}: is a plain list, not an index. Make an index of it: mpload index {target}")
-        with open_source(source, columns=columns, root=root, folder=folder, out=target) as rows:
+        with open_source(
+            source, columns=columns, root=root, folder=folder, out=target, classes_from=classes_from
+        ) as found_rows:
+            rows = found_rows if classes_from is None else _labelled(old, found_rows, classes_from)
             classes = _classes_of(old, rows)
             _check_same(old, rows)
             found = _Found(lines=_Lines.of(old))
@@ -157,6 +165,21 @@ def append_to_index(
         num_changed=found.num_changed,
         changed=found.changed,
     )
+
+
+def _labelled(index: Index, rows: Rows, column: str) -> Rows:
+    """Return rows with the numbers that the index gives to the classes that a column of the source names."""
+    if not index.classes:
+        raise ArgumentError(f"{index.path}: has no classes, so it was made without classes_from={column!r}. {_AGAIN}")
+
+    def unknown(name: str) -> ArgumentError:
+        return ArgumentError(
+            f"{index.path}: column {column!r} of the source names the class {printable(name)!r}, which is not among "
+            f"the {format_counted(len(index.classes), 'class')} of the index. Correct the name, or make a new index "
+            "with all classes"
+        )
+
+    return with_labels(rows, column, index.classes, unknown=unknown)
 
 
 def _classes_of(index: Index, rows: Rows) -> tuple[str, ...]:

@@ -83,8 +83,8 @@ def build_index(
 
     - a folder of class folders. Order and class numbers are those of torchvision's ImageFolder, and the names of the
       classes are stored in the index;
-    - a folder of images without class folders, which gives no labels. If it has a .txt file for each image, these are
-      column `caption`;
+    - a folder of images without class folders, which gives no labels. If an image has a .txt file of the same name,
+      all must have one, and these are column `caption`;
     - a folder of two folders, `images` and `masks`, with files of the same names;
     - a JSON file of COCO, a folder of Pascal VOC or one of its sets (`ImageSets/Main/train.txt`), or a folder in YOLO's
       layout, `images` and `labels`. The objects of an image are column `boxes`, for `Boxes("xywh")`, or
@@ -116,8 +116,9 @@ def build_index(
         with_image_sizes: also read the header of each image, and add the columns `width:int` and `height:int`, as
             needed by `Buckets(by="aspect")`: the size in pixels after the EXIF orientation was applied, or 0 if an
             image cannot be read. For files and tar files.
-        classes_from: a column that names the class of each sample. It becomes `label`, and the names are numbered in
-            alphabetical order, as those of folders are. The source is read twice.
+        classes_from: a column that names the class of each sample. It becomes `label`. The names are the texts of its
+            cells, numbered in alphabetical order like class folders: `"10"` comes before `"9"`. The source is read
+            twice. A column of class labels in a table of Hugging Face keeps its own names and numbers.
         num_workers: number of threads that measure sizes.
         on: the machines that list the objects below a URL, such as a `RayCluster`; None means this one. They share the
             folder of `out`, and have the provider's environment variables or roles. The index does not depend on it.
@@ -133,7 +134,7 @@ def build_index(
 
     Warns:
         MploadWarning: something in the source was left out of the index, such as links, hidden files or files with
-            other extensions.
+            other extensions. Or several columns number classes, and the first of them was chosen.
 
     Memory: constant, about 100 MB in addition to imports, for any number of samples. If the names in a folder do not
     fit in memory, they are sorted on disk, in the folder of `out`.
@@ -142,7 +143,9 @@ def build_index(
     parts = None if split is None else Split.of(split)
     for path in (target,) if parts is None else parts.paths(target):
         check_out(path, source_paths(source))
-    opened = partial(open_source, source, columns=columns, root=root, folder=folder, out=target, on=on)
+    opened = partial(
+        open_source, source, columns=columns, root=root, folder=folder, out=target, on=on, classes_from=classes_from
+    )
     names = None
     if classes_from is not None:
         with opened() as rows:
@@ -151,6 +154,8 @@ def build_index(
         labelled = rows if names is None else with_labels(rows, str(classes_from), names)
         sized = add_pixel_sizes(labelled, num_workers=num_workers) if with_image_sizes else labelled
         paths = write_texts(sized, target, split=parts, relative=relative, progress=progress)
+    if rows.notice and classes_from is None:
+        warnings.warn(f"{target}: {rows.notice}", MploadWarning, stacklevel=2)
     if rows.left_out:
         warnings.warn(f"left out of {target}: {rows.left_out}", MploadWarning, stacklevel=2)
     for path in paths:

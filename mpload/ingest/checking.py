@@ -1,6 +1,7 @@
 """Checks an index and the files that it lists. Each fault is one finding."""
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
@@ -13,6 +14,7 @@ from mpload.errors import DecodeError, MploadError, SidecarError, StorageError, 
 from mpload.images.mask import Mask
 from mpload.index.columns import Cell, ColumnType, path_of, range_of
 from mpload.index.index import Index, header_of, sidecar_of
+from mpload.index.label_lines import is_label_line
 from mpload.index.lookup import SidecarFile
 from mpload.index.parts import is_shortened, parts_of
 from mpload.index.sidecar import Progress
@@ -26,7 +28,10 @@ from mpload.storage.ranges import LmdbValue, RowValue, Span
 from mpload.storage.remote import redacted
 from mpload.units import printable
 
-__all__ = ["Finding", "check_index", "check_lines"]
+__all__ = ["OBJECT_COLUMNS", "Finding", "check_index", "check_lines"]
+
+OBJECT_COLUMNS = ("boxes", "objects")
+"""Names of columns that may hold objects. `mpload index` writes the first one."""
 
 _CHUNK_SAMPLES = 256
 _NUM_PROBED = 8
@@ -69,6 +74,7 @@ def check_index(
     index: Index,
     *,
     decode: Callable[[bytes], object] | None = None,
+    check_objects: Callable[[bytes | str], object] | None = None,
     num_workers: int = 8,
     progress: Progress | None = None,
 ) -> Iterator[Finding]:
@@ -80,6 +86,8 @@ def check_index(
     Args:
         index: the index to check.
         decode: called in threads with the bytes of every image. Any exception that it raises becomes a finding.
+        check_objects: called in threads with every cell or file of a column of objects, which is named as in
+            `OBJECT_COLUMNS` and begins with JSON or YOLO's lines. Every `DecodeError` that it raises becomes a finding.
         num_workers: number of threads that read and decode.
         progress: called with the number of samples checked so far.
 
@@ -89,7 +97,7 @@ def check_index(
         yield Finding(where=str(index.path), sample_id=None, path=None, cause=unchecked)
     for first_id, part in parts_of(index):
         tell = None if progress is None else partial(_tell, progress, first_id)
-        for finding in _check_part(part, decode, num_workers, tell):
+        for finding in _check_part(_Check(part, decode, check_objects), part, num_workers, tell):
             sample_id = finding.sample_id
             yield finding if sample_id is None else replace(finding, sample_id=sample_id + first_id)
 
@@ -98,11 +106,8 @@ def _tell(progress: Progress, first_id: int, num_samples: int) -> None:
     progress(first_id + num_samples)
 
 
-def _check_part(
-    index: Index, decode: Callable[[bytes], object] | None, num_workers: int, progress: Progress | None
-) -> Iterator[Finding]:
+def _check_part(check: "_Check", index: Index, num_workers: int, progress: Progress | None) -> Iterator[Finding]:
     done = 0
-    check = _Check(index, decode)
     for findings, num_lines in map_in_threads(check, _chunks(index), num_workers=num_workers):
         yield from findings
         done += num_lines
@@ -175,12 +180,19 @@ def _first_wrong_offset(
 class _Check:
     """Checks a chunk. May be called from several threads at once."""
 
-    def __init__(self, index: Index, decode: Callable[[bytes], object] | None) -> None:
+    def __init__(
+        self,
+        index: Index,
+        decode: Callable[[bytes], object] | None,
+        check_objects: Callable[[bytes | str], object] | None,
+    ) -> None:
         self._index = index
         self._decode = decode
+        self._check_objects = check_objects
         self._sources = [number for number, column in enumerate(index.columns) if column.type.is_source]
         self._reads_files = "://" not in index.root
         self._images = {each for each in self._sources if self._holds_images(each)}
+        self._objects = {number for number in range(len(index.columns)) if self._holds_objects(number)}
 
     def __call__(self, chunk: _Chunk) -> tuple[list[Finding], int]:
         findings = chunk.findings
@@ -198,7 +210,12 @@ class _Check:
                 findings.extend(
                     Finding(where=where, sample_id=sample_id, path=path_of(cells[source]), cause=cause)
                     for source in self._sources
-                    if (cause := self._file_fault(storage, cells[source], is_image=source in self._images)) is not None
+                    if (cause := self._file_fault(storage, cells[source], source)) is not None
+                )
+                findings.extend(
+                    Finding(where=where, sample_id=sample_id, path=None, cause=cause)
+                    for number in self._objects.difference(self._sources)
+                    if (cause := self._object_fault(str(cells[number]), number)) is not None
                 )
         return findings, len(chunk.lines)
 
@@ -231,6 +248,34 @@ class _Check:
                     return True
         return False
 
+    def _holds_objects(self, number: int) -> bool:
+        """Whether a column has the name of objects, and its first cells or files look like them, or are all blank."""
+        column = self._index.columns[number]
+        if self._check_objects is None or column.name not in OBJECT_COLUMNS:
+            return False
+        cells = []
+        for sample_id in range(min(_NUM_PROBED, len(self._index))):
+            with suppress(MploadError):  # a broken line, which is a finding of its own
+                cells.append(self._index[sample_id].cells[number])
+        if column.type is ColumnType.STR:
+            texts = list(map(str, cells))
+        elif self._reads_files and column.type in {ColumnType.PATH, ColumnType.SPAN}:
+            texts = self._texts(cells)
+        else:
+            return False
+        texts = [text for text in texts if text.strip()]
+        return not texts or any(map(_looks_like_objects, texts))
+
+    def _texts(self, cells: Sequence[Cell]) -> list[str]:
+        """Return the files that can be read, as texts."""
+        texts = []
+        with LocalStorage(Path(self._index.root), allow_outside_root=self._index.allow_outside_root) as storage:
+            for cell in cells:
+                with suppress(StorageError):  # a finding of its own
+                    (data,) = storage.read([range_of(cell)])
+                    texts.append(str(data, "utf-8-sig", "replace"))
+        return texts
+
     def _label_fault(self, cells: Sequence[Cell], labels: NDArray[np.int64] | None, number: int) -> str | None:
         column = header_of(self._index).label_column
         if labels is None or column is None or number >= len(labels) or cells[column] == labels[number]:
@@ -238,23 +283,40 @@ class _Check:
         sidecar = sidecar_of(self._index).path
         return f"has label {cells[column]}, but the sidecar {sidecar} says {labels[number]}. {_REBUILD}"
 
-    def _file_fault(self, storage: LocalStorage, cell: Cell, *, is_image: bool) -> str | None:
+    def _object_fault(self, data: bytes | str, number: int) -> str | None:
+        assert self._check_objects is not None
+        try:
+            self._check_objects(data)
+        except DecodeError as error:
+            return f"column {self._index.columns[number].name!r}: {error}"
+        return None
+
+    def _file_fault(self, storage: LocalStorage, cell: Cell, source: int) -> str | None:
         if not self._reads_files or isinstance(cell, LmdbValue | RowValue):
             return None
         wanted = range_of(cell)
-        if self._decode is None:  # an empty read at the end proves that the file exists and is long enough
+        if self._decode is None and source not in self._objects:
+            # An empty read at the end proves that the file exists and is long enough.
             wanted = Span(wanted.path, wanted.offset_bytes + (wanted.length_bytes or 0), 0)
         try:
             (data,) = storage.read([wanted])
         except StorageError as error:
             return str(error).removeprefix(f"{printable(path_of(cell))}: ")
-        if self._decode is None or not is_image:
+        if source in self._objects:
+            return self._object_fault(data, source)
+        if self._decode is None or source not in self._images:
             return None
         try:
             self._decode(data)
         except Exception as error:  # noqa: BLE001  a decoder may raise anything, and all of it is reported
             return None if _is_mask(data) else cause_of(error)
         return None
+
+
+def _looks_like_objects(text: str) -> bool:
+    """Whether a text begins with JSON or a line of YOLO, correct or not."""
+    first = text.lstrip().partition("\n")[0]
+    return first.startswith(("{", "[")) or is_label_line(first)
 
 
 def _is_mask(data: bytes) -> bool:

@@ -1,9 +1,9 @@
 """Numbers the classes that a column of a source names."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-from mpload.errors import ArgumentError, StorageError
+from mpload.errors import ArgumentError, MploadError, StorageError
 from mpload.index.columns import Cell, Column, ColumnType
 from mpload.ingest.rows import Rows
 
@@ -14,8 +14,10 @@ _KINDS = frozenset({ColumnType.STR, ColumnType.INT})
 _MAX_CLASSES = 1 << 20
 
 
-def class_names(rows: Rows, column: str) -> tuple[Cell, ...]:
-    """Return the different cells of a column, in alphabetical order, or ascending if they are numbers.
+def class_names(rows: Rows, column: str) -> tuple[str, ...]:
+    """Return the different cells of a column as texts, in alphabetical order, like the names of class folders.
+
+    If the source numbers the classes of the column itself, the names are those that it gives, in its order.
 
     Memory: the names. Iterates over the cells of `rows`.
 
@@ -23,6 +25,8 @@ def class_names(rows: Rows, column: str) -> tuple[Cell, ...]:
         ArgumentError: There is no such column of text or integers, or there are more than a million names.
     """
     place = _place_of(rows, column)
+    if column in rows.names:
+        return rows.names[column]
     names = set()
     for cells in rows.cells:
         names.add(cells[place])
@@ -30,25 +34,46 @@ def class_names(rows: Rows, column: str) -> tuple[Cell, ...]:
             raise ArgumentError(
                 f"column {column!r} has more than {_MAX_CLASSES:,} different cells. Give the column of the classes"
             )
-    return tuple(sorted(names))  # type: ignore[type-var]  # all texts, or all integers
+    return tuple(sorted(map(str, names)))
 
 
-def with_labels(rows: Rows, column: str, names: Sequence[Cell]) -> Rows:
-    """Return rows with the column `label` in place of `column`: the place of each cell among `names`, the classes."""
+def with_labels(
+    rows: Rows, column: str, names: Sequence[str], *, unknown: Callable[[str], MploadError] | None = None
+) -> Rows:
+    """Return rows with the column `label` in place of `column`: the place of each cell among `names`, the classes.
+
+    If the source numbers the classes of the column itself, its numbers and names stay.
+
+    Args:
+        rows: the rows of the source.
+        column: the column that names the classes.
+        names: the names of the classes.
+        unknown: returns the error for a name that is not among them.
+    """
     place = _place_of(rows, column)
     if any(other.name == _LABEL for number, other in enumerate(rows.columns) if number != place):
-        raise ArgumentError(f"column {column!r} becomes 'label', but there is another column 'label'. Rename it")
+        raise ArgumentError(
+            f"column {column!r} becomes 'label', but there is another column 'label'. Rename it, with --columns or "
+            "build_index(columns=...)"
+        )
+    label = Column(name=_LABEL, type=ColumnType.INT)
+    columns = tuple(label if number == place else other for number, other in enumerate(rows.columns))
+    if column in rows.names:
+        return replace(rows, columns=columns, classes=rows.names[column])
     numbers = {name: number for number, name in enumerate(names)}
 
     def cells() -> Iterator[Sequence[Cell]]:
         for row in rows.cells:
-            if row[place] not in numbers:
-                raise StorageError(f"the source has gained the class {row[place]!r} while it was read. Index it again")
-            yield [numbers[cell] if number == place else cell for number, cell in enumerate(row)]
+            name = str(row[place])
+            if name not in numbers:
+                raise _gained(name) if unknown is None else unknown(name)
+            yield [numbers[name] if number == place else cell for number, cell in enumerate(row)]
 
-    label = Column(name=_LABEL, type=ColumnType.INT)
-    columns = tuple(label if number == place else other for number, other in enumerate(rows.columns))
-    return replace(rows, columns=columns, cells=cells(), classes=tuple(map(str, names)))
+    return replace(rows, columns=columns, cells=cells(), classes=tuple(names))
+
+
+def _gained(name: str) -> StorageError:
+    return StorageError(f"the source has gained the class {name!r} while it was read. Index it again")
 
 
 def _place_of(rows: Rows, column: str) -> int:

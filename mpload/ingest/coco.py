@@ -203,6 +203,8 @@ class _Document:
             return {"caption": caption, "box": None}
         if not _are_numbers(box) or len(box) != 4:
             self._fail(f"{_of(item)}: 'bbox' must be four numbers, got {box!r:.80}")
+        if min(box[2:]) < 0:
+            self._fail(f"{_of(item)}: 'bbox' is x, y, width and height, but has a negative width or height: {box}")
         category = item.get("category_id")
         if type(category) is not int:
             self._fail(f"{_of(item)}: 'category_id' must be an integer, got {category!r:.80}")

@@ -19,7 +19,8 @@ class FolderOptions:
     """
 
     follow_links: bool = False
-    """Follow symbolic links. If one leads outside the root, open the index with `allow_outside_root=True`."""
+    """Follow symbolic links. It is an error if one leads outside the root: give `build_index` a `root` that contains
+    both."""
     hidden: bool = False
     """Include files and folders whose names start with a dot."""
     extensions: tuple[str, ...] = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")

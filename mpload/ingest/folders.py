@@ -20,10 +20,17 @@ from pathlib import Path
 from mpload.errors import ArgumentError, StorageError
 from mpload.index.columns import Cell, ColumnType, parse_columns
 from mpload.ingest.buckets import RemoteWalk
+from mpload.ingest.class_folders import (
+    names_of_some,
+    refuse_link_outside,
+    refuse_linked_classes,
+    refuse_more_beside_classes,
+    refuse_splits,
+)
 from mpload.ingest.cluster import Cluster
 from mpload.ingest.cluster_listing import sorted_on_cluster
 from mpload.ingest.folder_options import FolderOptions
-from mpload.ingest.pairs import Beside, belongs_to_image, captions_of
+from mpload.ingest.pairs import CAPTION, Beside, belongs_to_image, captions_of
 from mpload.ingest.rows import LeftOut, Reason, Rows, rename_columns, root_and_prefix
 from mpload.ingest.sorting import sorted_strings
 from mpload.ingest.tables import open_arrows, open_parquets
@@ -48,6 +55,7 @@ def open_folder(
     root: str | os.PathLike[str] | None = None,
     beside: Beside | None = None,
     on: Cluster | None = None,
+    confined_to: str | None = None,
 ) -> Iterator[Rows]:
     """Open a folder of class folders, a flat folder of images, or a folder of tar, Parquet or Arrow shards.
 
@@ -60,11 +68,13 @@ def open_folder(
         root: a parent folder that the paths are relative to. By default, `folder` itself, or the innermost folder that
             contains the files beside the images too.
         beside: files that belong to images. Subfolders are no classes then. By default, `options.beside`, or the
-            captions of a flat folder in which there is a .txt file for each image.
+            captions of a flat folder in which an image has a .txt file of the same name.
         on: machines that list a URL, and share `scratch`.
+        confined_to: the folder that links must not lead out of, if they are followed. By default, the root.
 
     Raises:
-        ArgumentError: there are no images, a class has no images, or there are both images and tar shards.
+        ArgumentError: there are no images, a class has no images or is a link, more images lie beside the class folders
+            than in them, a link leads out of the root, or there are both images and tar shards.
         StorageError: a directory cannot be read.
     """
     is_pair = beside is not None
@@ -75,10 +85,10 @@ def open_folder(
             f"{folder}: files beside images are looked for in local folders only. Index a local copy, and give the URL "
             f"as its root: mpload index FOLDER --root {folder}"
         )
-    walk = RemoteWalk(folder, options) if "://" in folder else _Walk(folder, options)
     base, prefix = root_and_prefix(folder, beside.root if beside is not None and root is None else root)
     if beside is not None:
         beside.check_root(base)
+    walk = RemoteWalk(folder, options) if "://" in folder else _Walk(folder, options, confined_to=confined_to or base)
     types = None if columns is None else [column.type for column in parse_columns(columns)]
     labelled_or_shards = {ColumnType.INT, ColumnType.SPAN, ColumnType.ROW}
     unlabelled = is_pair or (types is not None and labelled_or_shards.isdisjoint(types))
@@ -111,8 +121,12 @@ def open_folder(
             return
         beside_classes = walk.beside.take(Reason.EXTENSION)  # ignored if there are class folders
         classes = sorted(walk.classes)
+        if columns is None and isinstance(walk, _Walk) and not unlabelled:
+            refuse_splits(folder, classes)
         labelled = _labelled(walk, classes, walk.in_classes(keys, loose, scratch), prefix)
         if (first := next(labelled, None)) is not None:
+            if isinstance(walk, _Walk):
+                refuse_linked_classes(folder, walk.linked)
             if first_loose is not None:
                 walk.left_out.add(Reason.BESIDE_CLASSES, _path(first_loose), walk.num_loose)
             if len("\t".join(classes).encode("utf-8", "surrogateescape")) > _MAX_CLASS_NAMES_BYTES:
@@ -124,8 +138,10 @@ def open_folder(
             return
         walk.left_out.add(Reason.EXTENSION, *beside_classes)
         if first_loose is not None:
-            if beside is None and columns is None and walk.num_texts == walk.num_loose:
-                beside = captions_of(folder, _path(first_loose))
+            if beside is None and columns is None and isinstance(walk, _Walk) and walk.num_texts:
+                again = _Walk(folder, options, confined_to=walk.confined_to)  # which counts what is left out anew
+                with sorted_strings(again.stems(), folder=scratch) as stems:
+                    beside = captions_of(folder, map(_stem, stems), walk.left_out)
             if beside is None:
                 walk.left_out.add(Reason.EXTENSION, walk.text, walk.num_texts)  # captions of other images
             yield rows("image:path", ((prefix + _path(key),) for key in itertools.chain([first_loose], loose)), beside)
@@ -146,15 +162,18 @@ def _labelled(
 ) -> Iterator[tuple[Cell, ...]]:
     numbers = {name: number for number, name in enumerate(classes)}
     seen = set()
+    num_in_classes = 0
     for name, keys in in_classes:
         for key in keys:
             yield prefix + _path(key), numbers[name]
             seen.add(name)
+            num_in_classes += 1
+    if num_in_classes:
+        refuse_more_beside_classes(walk.folder, classes, num_beside=walk.num_loose, num_in_classes=num_in_classes)
     empty = [name for name in classes if name not in seen]
     if empty and len(empty) < len(classes):
-        names = ", ".join(map(printable, empty[:5])) + (f" and {len(empty) - 5} more" if len(empty) > 5 else "")
         raise ArgumentError(
-            f"{walk.folder}: found no images for the classes {names}. Names of images end in "
+            f"{walk.folder}: found no images for the classes {names_of_some(empty)}. Names of images end in "
             f"{', '.join(walk.options.extensions)}. Delete or move these folders, as each folder is a numbered class"
         )
 
@@ -186,10 +205,16 @@ def _path(key: str) -> str:
     return f"{directory}/{name}" if directory else name
 
 
+def _stem(key: str) -> tuple[str, bool]:
+    stem, _, kind = key.rpartition("\0")
+    return stem, kind == _Kind.TEXT.value
+
+
 class _Kind(Enum):
     FOLDER = "folder"
     IMAGE = "image"
     SHARD = "shard"
+    TEXT = "text"
 
 
 @dataclass(slots=True)
@@ -201,10 +226,14 @@ class _Walk:
 
     folder: str
     options: FolderOptions
+    confined_to: str
+    """The root of the index, which links must not lead out of. A URL stands for a copy without links."""
     left_out: LeftOut = field(default_factory=LeftOut)
     beside: LeftOut = field(default_factory=LeftOut)
     """Files beside the class folders that are neither images nor shards."""
     classes: list[str] = field(default_factory=list)
+    linked: list[str] = field(default_factory=list)
+    """Links to folders at the top level, which are not followed."""
     shards: list[str] = field(default_factory=list)
     tables: list[str] = field(default_factory=list)
     """Parquet and Arrow files. They are used if there are neither shards nor images."""
@@ -231,6 +260,17 @@ class _Walk:
                     case _Kind.IMAGE:
                         self.num_loose += 1
                         yield f"\0{entry.name}"
+                    case _Kind.TEXT:
+                        self.num_texts += 1
+                        self.text = entry.name
+
+    def stems(self) -> Iterator[str]:
+        r"""Yield `STEM\0image` for each image directly in the folder, and `STEM\0text` for each text."""
+        with self._open("") as entries:
+            for entry in self._read("", entries):
+                kind = self._kind("", entry, shards=True)
+                if kind is _Kind.IMAGE or kind is _Kind.TEXT:
+                    yield f"{os.path.splitext(entry.name)[0]}\0{kind.value}"  # noqa: PTH122
 
     def in_classes(self, _keys: Iterator[str], _loose: Iterator[str], scratch: Path) -> Iterator[_Class]:
         """Yield each class and its images, in order."""
@@ -276,28 +316,35 @@ class _Walk:
                 self.left_out.add(Reason.HIDDEN, example)
             return None
         if is_folder:
+            self._check_link(entry, example)
             return _Kind.FOLDER
         if not follow and entry.is_symlink():
             self.left_out.add(Reason.LINK, example)
+            if shards and os.path.isdir(entry.path):  # noqa: PTH112  entry.is_dir() raises for a link to itself
+                self.linked.append(entry.name)
             return None
         if shards:
             refuse_compressed_name(f"{self.folder}/{entry.name}")
         is_shard = shards and ending.endswith(".tar")
         if shards and ending.endswith(_TABLES) and entry.is_file(follow_symlinks=follow):
+            self._check_link(entry, example)
             self.tables.append(entry.name)
         if self.companions is not None and self.companions.fullmatch(example):
             return None
-        if shards and ending.endswith(".txt") and entry.is_file(follow_symlinks=follow):
-            self.num_texts += 1
-            self.text = example
-            return None
+        if shards and entry.name.endswith(CAPTION) and entry.is_file(follow_symlinks=follow):
+            return _Kind.TEXT
         if not is_image and not is_shard:
             (self.beside if shards else self.left_out).add(Reason.EXTENSION, example)
             return None
         if not entry.is_file(follow_symlinks=follow):
             self.left_out.add(Reason.NO_FILE, example)
             return None
+        self._check_link(entry, example)
         return _Kind.IMAGE if is_image else _Kind.SHARD
+
+    def _check_link(self, entry: os.DirEntry[str], path: str) -> None:
+        if self.options.follow_links and "://" not in self.confined_to and entry.is_symlink():
+            refuse_link_outside(self._full(path), self.folder, self.confined_to)
 
     def _full(self, directory: str) -> str:
         return f"{self.folder}/{directory}" if directory else self.folder

@@ -147,8 +147,10 @@ class Sample:
         """Raise `ArgumentError` if the sample has no image."""
         if not self.images:
             raise ArgumentError(
-                f"{self} has a label ({printable(self.label_member)}) but no image next to it. Members of a sample "
-                "must be adjacent: sort them by name when you write the shard (tar --sort=name)"
+                f"{self} has a label ({printable(self.label_member)}) but no image. Every sample needs an image, and "
+                "its members must be adjacent. If the image is elsewhere in the shard, sort the members by name when "
+                "you write it (tar --sort=name). For arrays alone, use HDF5 or LMDB; for texts alone, a CSV file and "
+                "--columns"
             )
 
     def _check_like(self, first: "Sample") -> None:

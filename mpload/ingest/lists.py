@@ -1,21 +1,25 @@
 """Plain lists, CSV files and existing indexes as sources, and their lines one by one."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
 from mpload.errors import IndexFormatError
-from mpload.index.columns import Cell, parse_columns, path_of
+from mpload.index.columns import Cell, Column, ColumnType, parse_columns, path_of
+from mpload.index.dialects import OpenQuoteError, leaves_quote_open
 from mpload.index.opening import is_outside, root_of
-from mpload.index.text import MAX_LINE_BYTES, Dialect, Header, check_label, parse_line, read_header
+from mpload.index.plain_lists import refuse_joined_cells
+from mpload.index.text import MAX_LINE_BYTES, Dialect, Header, check_label, line_parser, parse_line, read_header
 from mpload.ingest.rows import Rows, absolute, with_prefix
 from mpload.storage.remote import check_url, is_url
 from mpload.units import MIB, printable
 
 __all__ = ["Line", "open_list", "read_lines"]
+
+_NUMBERS = frozenset({ColumnType.INT, ColumnType.FLOAT})
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,13 +30,18 @@ class Line:
     offset_bytes: int
     text: bytes
 
-    def parse(self, header: Header) -> list[Cell]:
-        """Return the cells. Raise `ValueError` if the line breaks the format."""
+    def parse(self, header: Header, parse: Callable[[bytes], list[Cell]] | None = None) -> list[Cell]:
+        """Return the cells. Raise `ValueError` if the line breaks the format.
+
+        Args:
+            header: the header of the text.
+            parse: `line_parser(header)`, which is made only once for many lines.
+        """
         if len(self.text) > MAX_LINE_BYTES:
             raise ValueError(f"is longer than {MAX_LINE_BYTES} bytes, the limit for a line. Is this file an index?")
         if header.dialect is not Dialect.NATIVE and not self.text.strip():
             raise ValueError("is blank, but samples follow it. Delete the blank line")
-        cells = parse_line(header, self.text)
+        cells = parse_line(header, self.text) if parse is None else parse(self.text)
         check_label(header, cells)
         return cells
 
@@ -64,7 +73,12 @@ def read_lines(path: Path, header: Header) -> Iterator[Line]:
 
 @contextmanager
 def open_list(
-    path: Path, *, columns: str | None = None, root: str | os.PathLike[str] | None = None, prefix: str = ""
+    path: Path,
+    *,
+    columns: str | None = None,
+    root: str | os.PathLike[str] | None = None,
+    prefix: str = "",
+    text: str | None = None,
 ) -> Iterator[Rows]:
     """Open a plain list, a CSV or an index as a source. A quoted cell of a CSV may contain newlines.
 
@@ -74,15 +88,24 @@ def open_list(
         root: the folder or URL that the paths are relative to. It replaces the text's own root. If neither is given and
             the list begins with a URL, the root is its server or bucket.
         prefix: prepended to every relative path, to make it relative to a parent of the root.
+        text: a column of numbers whose cells are read as they are written, as texts; but not if the index names its
+            classes.
 
     Raises:
         IndexNotFoundError: there is no file at `path`.
-        IndexFormatError: the text is empty, a line is broken, or a path leads outside the root.
+        IndexFormatError: the text is empty, a line is broken, a path leads outside the root, or the cells of a list
+            are separated in another way.
         StorageError: the text cannot be opened.
     """
     header = read_header(path, joins_lines=True)
     if columns is not None:
-        header = replace(header, columns=parse_columns(columns))
+        header = replace(header, columns=parse_columns(columns), is_inferred=False)
+    names = {} if header.label_column is None else {header.columns[header.label_column].name: header.classes}
+    names = names if header.classes else {}
+    if text is not None and text not in names:
+        header = replace(
+            header, columns=tuple(_as_text(each) if each.name == text else each for each in header.columns)
+        )
     sources = [number for number, column in enumerate(header.columns) if column.type.is_source]
     if root is not None:
         base = absolute(root)
@@ -90,11 +113,11 @@ def open_list(
         base = (None if header.root else _first_server(path, header, sources)) or root_of(path, header)
     if is_url(base):
         check_url(base)
+    refuse_joined_cells(path, header, base)
 
     def cells() -> Iterator[list[Cell]]:
-        for line in _joined(read_lines(path, header), header):
+        for line_number, cells in _samples(path, header):
             try:
-                cells = line.parse(header)
                 for number in sources:
                     if is_url(path_of(cells[number])):
                         check_url(path_of(cells[number]))
@@ -103,17 +126,20 @@ def open_list(
                     if prefix:
                         cells[number] = with_prefix(cell, prefix)
             except ValueError as error:
-                raise IndexFormatError(f"{path}:{line.number}: {error}") from error
+                raise IndexFormatError(f"{path}:{line_number}: {error}") from error
             yield cells
 
-    yield Rows(columns=header.columns, root=base, cells=cells(), classes=header.classes)
+    yield Rows(columns=header.columns, root=base, cells=cells(), classes=header.classes, names=names)
+
+
+def _as_text(column: Column) -> Column:
+    return replace(column, type=ColumnType.STR) if column.type in _NUMBERS else column
 
 
 def _first_server(path: Path, header: Header, sources: Sequence[int]) -> str | None:
     """Return the URL of the server or bucket of a list's first path, or None if that is not a URL."""
-    for line in islice(_joined(read_lines(path, header), header), 1):
-        with suppress(ValueError):  # which is raised again, with the line's number, when the line is read
-            cells = line.parse(header)
+    with suppress(ValueError):  # which is raised again, with the line's number, when the line is read
+        for _, cells in islice(_samples(path, header), 1):
             first = next((path_of(cells[number]) for number in sources), "")
             if is_url(first):
                 check_url(first)
@@ -126,31 +152,40 @@ def _server_of(url: str) -> str:
     return f"{scheme}://{rest.partition('/')[0]}"
 
 
-def _joined(lines: Iterator[Line], header: Header) -> Iterator[Line]:
-    """Yield the lines. In a CSV file, a line goes on with the next one while a quote is open.
+def _samples(path: Path, header: Header) -> Iterator[tuple[int, list[Cell]]]:
+    """Yield the number of each sample's line, and its cells. A line goes on with the next one while a quote is open.
 
     Memory: one sample's lines, or about `MAX_LINE_BYTES` if a quote is never closed.
+
+    Raises:
+        IndexFormatError: a line breaks the format.
     """
-    if header.dialect is not Dialect.COMMA:
-        yield from lines
-        return
+    lines, parse = read_lines(path, header), line_parser(header)
     for line in lines:
-        if line.text.count(b'"') % 2 == 0:
-            yield line
-            continue
-        parts = [line.text]
-        num_bytes = len(line.text)
-        for following in lines:
-            parts.append(following.text)
-            num_bytes += len(following.text)
-            if following.text.count(b'"') % 2:
-                yield replace(line, text=b"\n".join(parts))
-                break
-            if num_bytes > MAX_LINE_BYTES:
-                yield line  # its quote is never closed, which is an error of this line
-                break
-        else:
-            yield line
+        try:
+            try:
+                cells = line.parse(header, parse)
+            except OpenQuoteError:
+                if (joined := _joined(line, lines)) is None:
+                    raise
+                cells = joined.parse(header, parse)
+        except ValueError as error:
+            raise IndexFormatError(f"{path}:{line.number}: {error}") from error
+        yield line.number, cells
+
+
+def _joined(line: Line, following: Iterator[Line]) -> Line | None:
+    """Return a line with those after it, up to the one that closes its quote; None if that is not near."""
+    parts = [line.text]
+    num_bytes = len(line.text)
+    for other in following:
+        parts.append(other.text)
+        num_bytes += len(other.text)
+        if not leaves_quote_open(other.text, is_open=True):
+            return replace(line, text=b"\n".join(parts))
+        if num_bytes > MAX_LINE_BYTES:
+            return None
+    return None
 
 
 def _outside(path: str, root: str) -> str:

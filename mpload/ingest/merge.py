@@ -135,7 +135,8 @@ def _check_alike(one: _Source, other: _Source) -> None:
             f"{printable(first.classes[number])!r}"
         )
     raise ArgumentError(
-        f"{path}: has {difference}. So labels differ in meaning. Index both from one folder of all classes"
+        f"{path}: has {difference}. So labels differ in meaning. Index both from one folder of all classes, or do not "
+        "merge them: Mixture(..., match_classes=True) matches the classes of several indexes by name"
     )
 
 

@@ -1,4 +1,4 @@
-"""Refuses tables in which an image, a label or another integer is missing."""
+"""Refuses tables in which an image, a label or another integer is missing, or an integer is too large."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 from mpload.errors import ArgumentError
 from mpload.units import KIB, printable
 
-__all__ = ["refuse_missing_image", "refuse_missing_images", "refuse_missing_number"]
+__all__ = ["refuse_large_number", "refuse_missing_image", "refuse_missing_images", "refuse_missing_number"]
 
 _CHEAP_BYTES = 64 * KIB
 _BATCH_ROWS = 64  # of images, which may be large
@@ -20,6 +20,24 @@ def refuse_missing_number(values: Any, file: str, first: int, column: str) -> No
         raise ArgumentError(
             f"{_place(values, file, first, column)}. Remove the row, or leave the column out: columns='image:row'"
         )
+
+
+def refuse_large_number(cells: Sequence[Any], file: str, first: int, column: str, columns: str) -> None:
+    """Raise `ArgumentError` if one of the cells does not fit into a signed integer of 64 bits.
+
+    Args:
+        cells: integers.
+        file: the name of the table.
+        first: number of the first cell's row in the table.
+        column: the name of the column.
+        columns: the columns of the index, with text in this one.
+    """
+    for row, value in enumerate(cells, first):
+        if value >= 1 << 63:
+            raise ArgumentError(
+                f"{printable(file)}: row {row} has {value} in column {column!r}, which does not fit into a signed "
+                f'integer of 64 bits. Keep it as text: --columns "{columns}", or build_index(columns=...)'
+            )
 
 
 def refuse_missing_image(values: Any, file: str, first: int, column: str) -> None:

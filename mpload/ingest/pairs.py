@@ -7,19 +7,23 @@ with the same subfolders.
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import groupby, islice
+from operator import itemgetter
 from pathlib import Path
 
 from mpload.errors import ArgumentError
 from mpload.index.columns import Cell, Column, ColumnType, parse_columns
 from mpload.index.opening import is_outside
 from mpload.ingest.folder_options import FolderOptions
+from mpload.ingest.rows import LeftOut, Reason
 from mpload.units import printable
 
-__all__ = ["Beside", "belongs_to_image", "captions_of", "pair_of_folders"]
+__all__ = ["CAPTION", "Beside", "belongs_to_image", "captions_of", "pair_of_folders"]
 
+CAPTION = ".txt"
+"""The extension of captions."""
 _IMAGES = "images"
 _MASKS = "masks"
 _PAIR = [ColumnType.PATH, ColumnType.PATH]
@@ -115,14 +119,28 @@ def pair_of_folders(folder: Path, options: FolderOptions, columns: str | None) -
     )
 
 
-def captions_of(folder: str, image: str) -> Beside | None:
-    """Return the captions of a flat folder if `image`, one of its images, has one."""
-    found = Beside(
+def captions_of(folder: str, stems: Iterable[tuple[str, bool]], left_out: LeftOut) -> Beside | None:
+    """Return the captions of a flat folder, and count texts that are none; None if no image has a caption.
+
+    Args:
+        folder: its absolute path.
+        stems: the name of each image and of each text in it, without the extension, and whether it is a text. Sorted.
+        left_out: counts texts that belong to no image, if others are captions.
+    """
+    num_pairs, alone = 0, LeftOut()
+    for stem, found in groupby(stems, key=itemgetter(0)):
+        are_texts = {is_text for _, is_text in found}
+        num_pairs += len(are_texts) == 2
+        if are_texts == {True}:
+            alone.add(Reason.TEXT_ALONE, f"{stem}{CAPTION}")
+    if not num_pairs:
+        return None
+    left_out.add(Reason.TEXT_ALONE, *alone.take(Reason.TEXT_ALONE))
+    return Beside(
         folder=folder,
-        patterns={"caption": "{}.txt"},
+        patterns={"caption": f"{{}}{CAPTION}"},
         next_step="Add the caption or delete the image. To index images without captions, give columns='image:path'",
     )
-    return found if os.path.isfile(f"{folder}/{os.path.splitext(image)[0]}.txt") else None  # noqa: PTH113, PTH122
 
 
 def belongs_to_image(patterns: Mapping[str, str]) -> re.Pattern[str] | None:

@@ -2,7 +2,7 @@
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
@@ -41,6 +41,7 @@ class Reason(StrEnum):
     BESIDE_CLASSES = "images beside the class folders (move each into the folder of its class)"
     NO_IMAGE = "values that are not images"
     ALONE = "captions, JSON or arrays with no image of the same key next to them (sort the members: tar --sort=name)"
+    TEXT_ALONE = "texts with no image of the same name next to them"
     NOT_IN_FIRST = "captions, JSON or arrays that the first sample lacks"
     NO_TEXT = "columns of a type that cannot be written as text"
     FEATURE = "features of the first record besides its images and its label (store them in Parquet to have columns)"
@@ -83,8 +84,12 @@ class Rows:
     """The absolute path or URL that the paths in `cells` are relative to."""
     cells: Iterator[Sequence[Cell]]
     classes: tuple[str, ...] = ()
+    names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """The names of each column whose integers number classes that the source names itself."""
     left_out: LeftOut = field(default_factory=LeftOut)
     """What was left out. The counts are complete once `cells` is exhausted."""
+    notice: str = ""
+    """What the user should know of a choice that was made for the index; or empty."""
 
 
 def absolute(path: str | os.PathLike[str]) -> str:

@@ -77,10 +77,11 @@ def open_source(
     folder: FolderOptions,
     out: Path,
     on: Cluster | None = None,
+    classes_from: str | None = None,
 ) -> Iterator[Rows]:
     """Open any kind of source that `build_index` accepts. Temporary files go to the folder of the index `out`.
 
-    The machines `on` list what is below a URL, and share that folder.
+    The machines `on` list what is below a URL, and share that folder. The column `classes_from` of a list is text.
 
     Raises:
         ArgumentError: the source is of no known kind, or breaks a rule.
@@ -140,7 +141,7 @@ def open_source(
                 open_table = open_arrows if kinds[0] == "arrow" else open_parquets
                 rows = stack.enter_context(open_table([str(path) for path in paths], columns=columns, root=root))
             case _:
-                rows = stack.enter_context(open_list(paths[0], columns=columns, root=root))
+                rows = stack.enter_context(open_list(paths[0], columns=columns, root=root, text=classes_from))
         yield rows
 
 

@@ -30,7 +30,7 @@ def cells_of(values: "pa.Array[Any]", type_: ColumnType) -> list[Cell]:
         return ["" if text is None else text for text in values.cast(pa.string()).to_pylist()]
     found: list[Any] = values.to_pylist()
     if type_ is ColumnType.INT:
-        return [int(value) for value in found]
+        return found if pa.types.is_integer(values.type) else [int(value) for value in found]
     if type_ is ColumnType.FLOAT:
         return [float("nan") if value is None else value for value in found]
     return [json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=str) for value in found]

@@ -1,20 +1,20 @@
 """Arrow and Parquet files of images as sources, as written by Hugging Face. They are indexed in place.
 
 Images are columns of bytes, or of structs with a field `bytes`. The label is the integer column that the Hugging Face
-metadata declares a ClassLabel, whose names become the classes, or else one with a name such as `label`. An uncompressed
-Arrow file contains its values verbatim, so their cells are spans, and reading them does not need pyarrow. The values of
-a Parquet file are encoded, so their cells give the row group and the row.
+metadata declares a ClassLabel, whose names become the classes, or else one with a name such as `label`
+(`mpload.ingest.table_layout`).
+
+An uncompressed Arrow file contains its values verbatim, so their cells are spans, and reading them does not need
+pyarrow. The values of a Parquet file are encoded, so their cells give the row group and the row.
 
 All other columns are copied to the text: texts and numbers as they are, lists and structs as JSON
 (`mpload.ingest.table_cells`).
 """
 
-import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from itertools import chain, count, repeat
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
@@ -23,95 +23,25 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from mpload.errors import ArgumentError, StorageError
-from mpload.index.columns import Cell, Column, ColumnType
-from mpload.ingest.missing_values import refuse_missing_image, refuse_missing_images, refuse_missing_number
+from mpload.index.columns import Cell, ColumnType
+from mpload.index.dialects import Header
+from mpload.ingest.missing_values import (
+    refuse_large_number,
+    refuse_missing_image,
+    refuse_missing_images,
+    refuse_missing_number,
+)
 from mpload.ingest.rows import LeftOut, Reason, Rows, choose_columns, root_and_prefix
-from mpload.ingest.table_cells import cell_type, cells_of
+from mpload.ingest.table_cells import cells_of
+from mpload.ingest.table_layout import Layout, texts_in
 from mpload.storage.ranges import RowValue, Span
 from mpload.units import printable
 
 __all__ = ["open_arrows", "open_parquets"]
 
-_LABEL_NAMES = ("label", "labels", "class", "cls", "target")
 _SLICE_ROWS = 1 << 14
 _END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
 _COPY = "Is it a complete copy? Copy or write it again"
-
-
-@dataclass(frozen=True, slots=True)
-class _Layout:
-    """Which columns of a schema are images, which one is the label, and which others are copied."""
-
-    images: tuple[tuple[str, ...], ...]
-    """The name of each image column and, if it is a struct, of its field of bytes."""
-    label: str | None
-    copied: tuple[tuple[str, ColumnType], ...]
-    """The name and type of each other column."""
-    unknown: tuple[str, ...]
-    """Columns whose values cannot be written as text."""
-    classes: tuple[str, ...]
-
-    @classmethod
-    def of(cls, schema: pa.Schema, file: str) -> "_Layout":
-        images: list[tuple[str, ...]] = []
-        for column in schema:
-            if _is_bytes(column.type):
-                images.append((column.name,))
-            elif _has_bytes(column.type):
-                images.append((column.name, "bytes"))
-        if not images:
-            others = ", ".join(map(repr, schema.names)) or "no columns"
-            raise ArgumentError(
-                f"{printable(file)}: has no column of images, but {others}. "
-                "Images must be bytes, or structs with a field 'bytes'"
-            )
-        names = _class_names(schema)
-        integers = [column.name for column in schema if pa.types.is_integer(column.type)]
-        labels = sorted(
-            (name not in names, _LABEL_NAMES.index(name) if name in _LABEL_NAMES else len(_LABEL_NAMES), name)
-            for name in integers
-            if name in names or name in _LABEL_NAMES
-        )
-        label = labels[0][2] if labels else None
-        others_by_name = {
-            column.name: cell_type(column.type)
-            for column in schema
-            if column.name != label and column.name not in {image[0] for image in images}
-        }
-        return cls(
-            images=tuple(images),
-            label=label,
-            copied=tuple((name, type_) for name, type_ in others_by_name.items() if type_ is not None),
-            unknown=tuple(name for name, type_ in others_by_name.items() if type_ is None),
-            classes=names.get(label, ()) if label is not None else (),
-        )
-
-    def columns(self, type_: ColumnType) -> tuple[Column, ...]:
-        names = ["image"] if len(self.images) == 1 else [_column_name(image[0]) for image in self.images]
-        if len(set(names)) < len(names):
-            names = [f"image_{number}" for number in range(len(names))]
-        found = [Column(name=name, type=type_) for name in names]
-        if self.label is not None:
-            found.append(Column(name="label", type=ColumnType.INT))
-        taken = {column.name for column in found}
-        for name, kind in self.copied:
-            plain = _identifier(name)
-            unique = next(
-                each for number in count(1) if (each := f"{plain}_{number}" if number > 1 else plain) not in taken
-            )
-            taken.add(unique)
-            found.append(Column(name=unique, type=kind))
-        return tuple(found)
-
-    def chosen(self, numbers: list[int]) -> "_Layout":
-        """Return the layout with only those copied columns that are among the columns `numbers`."""
-        copied = tuple(each for number, each in enumerate(self.copied, start=self.num_fixed) if number in numbers)
-        return replace(self, copied=copied)
-
-    @property
-    def num_fixed(self) -> int:
-        """Number of columns of images and labels, which come first."""
-        return len(self.images) + (self.label is not None)
 
 
 @contextmanager
@@ -126,8 +56,7 @@ def open_arrows(
         ArgumentError: a file is compressed, or for the reasons given at `open_parquets`.
         StorageError: a file is truncated, damaged or cannot be read.
     """
-    layout = _layout(files[0], parquet=False)
-    yield _rows(files, layout, ColumnType.SPAN, columns, root)
+    yield _rows(files, ColumnType.SPAN, columns, root)
 
 
 @contextmanager
@@ -138,34 +67,27 @@ def open_parquets(
 
     Args:
         files: absolute paths.
-        columns: other names for the columns, or a selection of them.
+        columns: other names for the columns, or a selection of them. Integers may be declared as text, `NAME:str`.
         root: a folder that contains all files, or a URL. Their common parent by default.
 
     Memory: a few thousand rows without their images.
 
     Raises:
-        ArgumentError: there is no column of images, a file's columns differ from the first file's, or an image or
-            number is null.
+        ArgumentError: there is no column of images, two columns have the same name, a file's columns differ from the
+            first file's, an image or number is null, or an integer does not fit into 64 bits.
         StorageError: a file is truncated, damaged or cannot be read.
     """
-    layout = _layout(files[0], parquet=True)
-    yield _rows(files, layout, ColumnType.ROW, columns, root)
+    yield _rows(files, ColumnType.ROW, columns, root)
 
 
-def _rows(
-    files: Sequence[str],
-    layout: _Layout,
-    type_: ColumnType,
-    columns: str | None,
-    root: str | os.PathLike[str] | None,
-) -> Rows:
+def _rows(files: Sequence[str], type_: ColumnType, columns: str | None, root: str | os.PathLike[str] | None) -> Rows:
     parent = os.path.commonpath([os.path.dirname(file) for file in files])  # noqa: PTH120
     base, prefix = root_and_prefix(parent, root)
-
-    found = layout.columns(type_)
-    chosen, numbers = choose_columns(found, columns)
+    texts = texts_in(columns)
+    layout = _layout(files[0], type_, texts)
+    chosen, numbers = choose_columns(layout.columns, columns)
     wanted = layout.chosen(numbers)
-    made = [number for number in range(len(found)) if number < layout.num_fixed or number in numbers]
+    made = [number for number in range(len(layout.columns)) if number < len(layout.images) or number in numbers]
     images = [image for number, image in enumerate(layout.images) if number in numbers]
     places = [made.index(number) for number in numbers]
     left_out = LeftOut()
@@ -174,7 +96,7 @@ def _rows(
 
     def cells(file: str) -> Iterator[list[Cell]]:
         path = prefix + file[len(parent) :].lstrip("/")
-        if _layout(file, parquet=type_ is ColumnType.ROW) != layout:
+        if _layout(file, type_, texts) != layout:
             raise ArgumentError(f"{printable(file)}: has other columns than {printable(files[0])}. Index it separately")
         is_parquet = type_ is ColumnType.ROW
         try:
@@ -183,19 +105,31 @@ def _rows(
         except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             raise _broken(file, error) from error
 
+    names = layout.names(chosen, numbers)
+    label_column = Header(columns=chosen).label_column
+    label = "" if label_column is None else chosen[label_column].name
+    others = [name for name in names if name != label]
+    notice = ""
+    if label in names and others:
+        notice = (
+            f"column {label!r} names the classes. --classes-from NAME, or build_index(classes_from=...), chooses "
+            f"another: {', '.join(map(repr, others))}"
+        )
     return Rows(
         columns=chosen,
         root=base,
         cells=chain.from_iterable(map(cells, files)),
-        classes=layout.classes,
+        classes=names.get(label, ()),
+        names=names,
         left_out=left_out,
+        notice=notice,
     )
 
 
-def _layout(file: str, *, parquet: bool) -> _Layout:
-    schema = _schema(file, parquet=parquet)
+def _layout(file: str, type_: ColumnType, texts: Collection[str]) -> Layout:
+    schema = _schema(file, parquet=type_ is ColumnType.ROW)
     try:
-        return _Layout.of(schema, file)
+        return Layout.of(schema, file, type_, texts)
     except UnicodeDecodeError as error:  # the name of a column is damaged
         raise _broken(file, error) from error
 
@@ -230,7 +164,7 @@ def _batches(reader: Any) -> Iterator[pa.RecordBatch]:
     return iter(reader)
 
 
-def _arrow_cells(file: str, path: str, layout: _Layout) -> Iterator[list[Cell]]:
+def _arrow_cells(file: str, path: str, layout: Layout) -> Iterator[list[Cell]]:
     with Path(file).open("rb") as opened:
         if opened.read(6) != b"ARROW1":
             opened.seek(-len(_END_OF_STREAM), os.SEEK_END)
@@ -252,9 +186,9 @@ def _arrow_cells(file: str, path: str, layout: _Layout) -> Iterator[list[Cell]]:
                 first += batch.num_rows
 
 
-def _parquet_cells(file: str, path: str, layout: _Layout, images: Sequence[tuple[str, ...]]) -> Iterator[list[Cell]]:
+def _parquet_cells(file: str, path: str, layout: Layout, images: Sequence[tuple[str, ...]]) -> Iterator[list[Cell]]:
     names = [".".join(image) for image in layout.images]
-    others = ([] if layout.label is None else [layout.label]) + [name for name, _ in layout.copied]
+    others = [name for name, _ in layout.values]
     with pq.ParquetFile(file) as table:
         first = 0
         for row_group in range(table.num_row_groups):
@@ -289,9 +223,21 @@ def _spans(
         values = values.flatten()[values.type.get_field_index(image[1])]
     refuse_missing_image(values, file, first, image[0])
     values.validate(full=True)
-    wide = pa.types.is_large_binary(values.type)
-    _, offsets, data = values.buffers()
-    ends = np.frombuffer(offsets, np.int64 if wide else np.int32)[values.offset : values.offset + len(values) + 1]
+    if not pa.types.is_dictionary(values.type):
+        return _places(values, file, address, num_bytes)
+    found = _places(values.dictionary, file, address, num_bytes)
+    return [found[number] for number in values.indices.to_pylist()]
+
+
+def _places(values: Any, file: str, address: int, num_bytes: int) -> list[tuple[int, int]]:
+    """Return the offset and length in the file of each value of an array of bytes."""
+    if pa.types.is_fixed_size_binary(values.type):
+        data = values.buffers()[1]
+        ends = (values.offset + np.arange(len(values) + 1)) * values.type.byte_width
+    else:
+        _, offsets, data = values.buffers()
+        wide = pa.types.is_large_binary(values.type)
+        ends = np.frombuffer(offsets, np.int64 if wide else np.int32)[values.offset : values.offset + len(values) + 1]
     starts = ends.astype(np.int64) + (0 if data is None else data.address - address)
     if len(starts) and data is not None and data.size and not 0 <= starts[0] <= starts[-1] <= num_bytes:
         raise ArgumentError(
@@ -301,55 +247,15 @@ def _spans(
     return list(zip(starts[:-1].tolist(), np.diff(starts).tolist(), strict=True))
 
 
-def _values(batch: pa.RecordBatch, layout: _Layout, file: str, first: int) -> list[list[Cell]]:
-    """Return the values of the label column, if there is one, and of each copied column."""
+def _values(batch: pa.RecordBatch, layout: Layout, file: str, first: int) -> list[list[Cell]]:
+    """Return the values of each column that is copied."""
     columns: list[list[Cell]] = []
-    if layout.label is not None:
-        labels: Any = batch.column(layout.label)
-        refuse_missing_number(labels, file, first, layout.label)
-        columns.append(labels.to_pylist())
-    for name, type_ in layout.copied:
-        values = batch.column(name)
+    for name, type_ in layout.values:
+        values: Any = batch.column(name)
         if type_ is ColumnType.INT:
             refuse_missing_number(values, file, first, name)
-        columns.append(cells_of(values, type_))
+        cells = cells_of(values, type_)
+        if type_ is ColumnType.INT and pa.types.is_uint64(values.type):
+            refuse_large_number(cells, file, first, name, layout.declared_as_text(name))
+        columns.append(cells)
     return columns
-
-
-def _is_bytes(kind: pa.DataType) -> bool:
-    return pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
-
-
-def _has_bytes(kind: pa.DataType) -> bool:
-    if not pa.types.is_struct(kind):
-        return False
-    at = kind.get_field_index("bytes")
-    return at >= 0 and _is_bytes(kind.field(at).type)
-
-
-def _class_names(schema: pa.Schema) -> dict[str, tuple[str, ...]]:
-    """Return the class names of each column that the Hugging Face metadata declares a ClassLabel."""
-    try:
-        features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
-        found = {
-            name: feature["names"]
-            for name, feature in features.items()
-            if isinstance(feature, dict) and feature.get("_type") == "ClassLabel"
-        }
-    except (KeyError, ValueError, TypeError, AttributeError, RecursionError):
-        return {}
-    return {
-        name: tuple(names)
-        for name, names in found.items()
-        if isinstance(names, list) and all(isinstance(item, str) for item in names)
-    }
-
-
-def _column_name(name: str) -> str:
-    plain = _identifier(name)
-    return "label_image" if plain == "label" else plain
-
-
-def _identifier(name: str) -> str:
-    plain = "".join(letter if letter.isascii() and (letter.isalnum() or letter == "_") else "_" for letter in name)
-    return f"_{plain}" if plain[:1].isdigit() else plain or "column"

@@ -74,7 +74,7 @@ def open_tars(
     if first is None:
         raise ArgumentError(
             f"{printable(shards[0])}{f' and {len(shards) - 1} others' if len(shards) > 1 else ''}: no image found. "
-            f"Names of images end in {', '.join(extensions)}"
+            f"Every sample needs an image. Names of images end in {', '.join(extensions)}"
         )
     chosen, cells = choose_cells(first, chain([first], samples), ColumnType.SPAN, columns, left_out)
     yield Rows(columns=chosen, root=base, cells=cells, left_out=left_out)

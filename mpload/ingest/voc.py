@@ -154,6 +154,9 @@ def _read(path: Path) -> dict[str, Any]:
     made |= {"format": "xywh", "boxes": [], "labels": [], "difficult": []}
     for item in top.iterfind("object"):
         left, upper, right, lower = (_number(path, item, f"bndbox/{name}") for name in ("xmin", "ymin", "xmax", "ymax"))
+        if right < left - 1 or lower < upper - 1:
+            found = [left, upper, right, lower]
+            _fail(path, f"xmax and ymax of an object must not be below its xmin and ymin, got {found}")
         name = (item.findtext("name") or "").strip()
         if not name or not name.isprintable():
             _fail(path, f"the name of an object is {name!r:.80}")

@@ -1,27 +1,33 @@
 """Folders in YOLO's layout as sources: `images`, and in `labels` a text of the same name for each image with objects.
 
 The text of an image is one cell, and an empty one where there is no text: the image shows no object. The names of the
-classes are the lines of `classes.txt`, or the `names` in `data.yaml`, if one of them is beside the two folders.
+classes, and whether objects have keypoints, are read from the files beside the two folders (`mpload.ingest.yolo_yaml`).
+A line with keypoints looks like one with a polygon. To tell them apart, objects with keypoints are a cell of JSON:
+
+```
+{"format":"yolo","boxes":[[x,y,w,h]],"labels":[0],"keypoints":[[x,y,visibility,...]]}
+```
 """
 
+import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
-from mpload.errors import ArgumentError, StorageError
+from mpload.errors import ArgumentError, DecodeError
 from mpload.index.columns import Cell, parse_columns
+from mpload.index.label_lines import LabelLine, read_label_line
 from mpload.ingest.folder_options import FolderOptions
 from mpload.ingest.folders import open_folder
 from mpload.ingest.rows import Rows, choose_columns, root_and_prefix
-from mpload.units import MIB, printable
+from mpload.ingest.yolo_yaml import Description, describe_labels, read_text
+from mpload.units import printable
 
 __all__ = ["is_yolo_folder", "open_yolo"]
 
 _IMAGES = "images"
 _LABELS = "labels"
-_MAX_TEXT_BYTES = MIB
 
 
 def is_yolo_folder(folder: Path, extensions: tuple[str, ...]) -> bool:
@@ -60,70 +66,62 @@ def open_yolo(
         root: a parent folder that the paths are relative to; `folder` by default.
 
     Raises:
-        ArgumentError: there are no images, or a file is not a text.
+        ArgumentError: there are no images, a line breaks the format, or the files that describe the labels do.
         StorageError: a file cannot be read.
+
+    Warns:
+        MploadWarning: `classes.txt` has other names than the YAML file.
     """
     chosen, numbers = choose_columns(parse_columns("image:path boxes:str"), columns)
+    description = describe_labels(folder)
     base, prefix = root_and_prefix(str(folder), root)
     images = f"{folder}/{_IMAGES}"
-    with open_folder(images, options=options, scratch=scratch, columns="image:path", root=images) as rows:
+    with open_folder(
+        images, options=options, scratch=scratch, columns="image:path", root=images, confined_to=base
+    ) as rows:
 
         def cells(image: str) -> list[Cell]:
             stem = os.path.splitext(image)[0]  # noqa: PTH122
-            made: list[Cell] = [f"{prefix}{_IMAGES}/{image}", _text(folder / _LABELS / f"{stem}.txt")]
-            return [made[number] for number in numbers]
+            path = f"{prefix}{_IMAGES}/{image}"
+            return [
+                path if number == 0 else _objects(folder / _LABELS / f"{stem}.txt", description) for number in numbers
+            ]
 
         yield Rows(
             columns=chosen,
             root=base,
             cells=(cells(str(image)) for (image,) in rows.cells),
-            classes=_class_names(folder),
+            classes=description.classes,
             left_out=rows.left_out,
         )
 
 
-def _class_names(folder: Path) -> tuple[str, ...]:
-    """Return the names of the classes; empty if none are given.
-
-    Raises:
-        ArgumentError: `data.yaml` is not of the usual form.
-    """
-    if names := _text(folder / "classes.txt"):
-        return tuple(line.strip() for line in names.splitlines())
-    path = folder / "data.yaml"
-    if not (text := _text(path)):
-        return ()
-    try:
-        import yaml  # type: ignore[import-untyped]  # noqa: PLC0415  an optional package
-    except ImportError as error:
-        raise ArgumentError(
-            f"{printable(str(path))}: cannot be read without PyYAML. Run: pip install pyyaml"
-        ) from error
-    try:
-        document: Any = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ArgumentError(f"{printable(str(path))}: is not YAML: {' '.join(str(error).split())}") from error
-    found = document.get("names") if isinstance(document, dict) else None
-    if isinstance(found, dict) and sorted(map(str, found)) == sorted(map(str, range(len(found)))):
-        found = [found[number] for number in sorted(found, key=int)]
-    if not isinstance(found, list) or not all(isinstance(name, str) and name.isprintable() for name in found):
-        raise ArgumentError(f"{printable(str(path))}: 'names' must list the names of all classes, got {found!r:.80}")
-    return tuple(found)
-
-
-def _text(path: Path) -> str:
-    """Return the text of a file without blank lines; empty if there is no file."""
-    try:
-        with path.open("rb") as file:
-            data = file.read(_MAX_TEXT_BYTES + 1)
-    except FileNotFoundError:
-        return ""
-    except OSError as error:
-        raise StorageError(f"{printable(str(path))}: cannot be read: {error.strerror or error}") from error
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ArgumentError(f"{printable(str(path))}: is not UTF-8: {error.reason}. Correct the file") from error
-    if len(data) > _MAX_TEXT_BYTES or "\0" in text:
-        raise ArgumentError(f"{printable(str(path))}: is larger than {_MAX_TEXT_BYTES} bytes, or not a text")
-    return "\n".join(line for line in text.splitlines() if line.strip())
+def _objects(path: Path, description: Description) -> str:
+    """Return the cell of an image with the objects in the file at `path`, which were checked."""
+    found: list[LabelLine] = []
+    lines: list[str] = []
+    for number, line in enumerate(read_text(path).splitlines(), start=1):
+        if not line.strip():
+            continue
+        try:
+            made = read_label_line(line, description.keypoints)
+        except DecodeError as error:
+            advice = "" if description.keypoints is None else f", or kpt_shape in {printable(str(description.path))}"
+            raise ArgumentError(f"{printable(str(path))}:{number}: {error}. Correct the line{advice}") from error
+        num_classes = len(description.classes)
+        if num_classes and made.label >= num_classes:
+            raise ArgumentError(
+                f"{printable(str(path))}:{number}: has class {made.label}, but {printable(str(description.path))} "
+                f"names only classes 0 to {num_classes - 1}: {line!r:.80}. Correct the line, or add the name"
+            )
+        found.append(made)
+        lines.append(line)
+    if description.keypoints is None:
+        return "\n".join(lines)
+    made_of_all = {
+        "format": "yolo",
+        "boxes": [each.box for each in found],
+        "labels": [each.label for each in found],
+        "keypoints": [each.keypoints for each in found],
+    }
+    return json.dumps(made_of_all, separators=(",", ":"))

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import cloudpickle  # type: ignore[import-untyped]
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -15,6 +14,7 @@ from mpload.errors import FAILURES, ArgumentError, cause_of
 from mpload.plan.sample_rng import SampleRng
 from mpload.samples.joins import Join, offsets_of, pad_into, padded_shape
 from mpload.samples.transforms import BATCH_STREAM, GlobalGenerators, seed_generators, seed_opencv, takes
+from mpload.transport.pickling import ScriptPickler
 from mpload.transport.slots import RaggedField
 
 __all__ = [
@@ -199,7 +199,7 @@ def why_not_in_workers(collate: Callable[..., Any]) -> str | None:
     return None
 
 
-class _PicklerForHosts(cloudpickle.Pickler):  # type: ignore[misc]
+class _PicklerForHosts(ScriptPickler):
     """Refuses tensors on a device: each worker would need memory there."""
 
     def reducer_override(self, value: Any) -> Any:

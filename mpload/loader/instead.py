@@ -1,13 +1,32 @@
 """What a DataLoader has and an `MPLoader` does not, and what to use instead."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from inspect import signature
 from typing import TYPE_CHECKING, Any, Self, SupportsIndex
+
+from torch.utils.data import DataLoader
 
 from mpload.errors import ArgumentError
 
 __all__ = ["Guarded", "check_arguments"]
 
-_ATTRIBUTES = frozenset({"batch_sampler", "collate_fn", "drop_last", "generator", "pin_memory", "sampler"})
+_ATTRIBUTES = frozenset(
+    {
+        "batch_sampler",
+        "collate_fn",
+        "drop_last",
+        "generator",
+        "in_order",
+        "multiprocessing_context",
+        "persistent_workers",
+        "pin_memory",
+        "pin_memory_device",
+        "prefetch_factor",
+        "sampler",
+        "timeout",
+        "worker_init_fn",
+    }
+)
 """Attributes by which frameworks rebuild a DataLoader."""
 _FIXED = frozenset({"batch_sampler", "batch_size", "drop_last", "sampler"})
 """Attributes that a DataLoader does not let users change."""
@@ -22,6 +41,23 @@ def check_arguments(unknown: Iterable[str]) -> None:
     names = ", ".join(f"{name}=" for name in sorted(unknown))
     if names:
         raise ArgumentError(f"MPLoader has no argument {names}: docs/from-dataloader.md lists those that it has")
+
+
+def _check_unnamed(loader: Callable[..., Any], values: Sequence[Any]) -> None:
+    """Check that a loader's constructor takes so many arguments without their names. A subclass may take more.
+
+    Raises:
+        ArgumentError: it does not.
+    """
+    try:
+        signature(loader).bind_partial(*values)
+    except TypeError:
+        names = list(signature(DataLoader).parameters)
+        named = ", ".join(f"{name}={value!r:.40}" for name, value in zip(names[1:], values[1:], strict=False))
+        raise ArgumentError(
+            f"an MPLoader takes the dataset first and all else by name, got {len(values)} arguments without names. "
+            f"Write MPLoader(dataset, {named})"
+        ) from None
 
 
 def _check_assignment(name: str, *, is_set: bool) -> None:
@@ -67,7 +103,13 @@ class Guarded:
             )
         return super().__reduce_ex__(protocol)
 
-    if not TYPE_CHECKING:  # otherwise type checkers would accept any attribute name
+    if not TYPE_CHECKING:  # otherwise type checkers would accept any arguments, and any attribute name
+
+        def __new__(cls, *arguments: Any, **_: Any) -> Self:
+            """Refuse arguments without names, of which a DataLoader takes many."""
+            if len(arguments) > 1:
+                _check_unnamed(cls, arguments)
+            return super().__new__(cls)
 
         def __getattr__(self, name: str) -> Any:
             _check_attribute(name)

@@ -5,7 +5,6 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
-import cloudpickle  # type: ignore[import-untyped]
 import numpy as np
 import torch
 from torch.utils.data import default_collate
@@ -15,6 +14,7 @@ from mpload.memory.machine import address_space_bytes
 from mpload.samples.leaves import NUMBER_TYPES, leaves_of
 from mpload.samples.map_work import PARCELS
 from mpload.samples.sample_form import common_template
+from mpload.transport.pickling import pickled_for_workers
 from mpload.transport.ragged import sample_room_bytes
 from mpload.transport.slots import RaggedField, SlotLayout
 
@@ -58,7 +58,7 @@ class LearnedForm:
                 return
             template = common_template(samples, self._template)
             # Pickled by value: classes of the user's script cannot be imported by name in the workers.
-            meaning = cloudpickle.dumps(template)
+            meaning = pickled_for_workers(template)
         except Exception:  # noqa: BLE001  such samples are parcels; pickling runs the user's code
             return
         if self.layout is not None and self.layout.meaning == meaning:

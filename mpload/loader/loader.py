@@ -26,7 +26,7 @@ from mpload.loader.map_options import MapArguments, MapOptions
 from mpload.loader.pinned import pin_of
 from mpload.loader.planned import is_batch
 from mpload.loader.reweighting import change_weights, stats_by_source, updated_state
-from mpload.loader.source import is_stream, source_of
+from mpload.loader.source import is_stream, no_length, source_of
 from mpload.memory.budget import MemoryBudget
 from mpload.plan.batching import AnyPlan
 from mpload.plan.ranges import MAX_NUM_SAMPLES, plain_integer
@@ -87,7 +87,7 @@ class MPLoader(Guarded, Generic[Batch]):
             - `sampler`, `batch_sampler`: which samples are read, or which make a batch, instead of `shuffle`. Each rank
               reads what its own sampler yields. Random numbers then belong to the place in the epoch, not the sample.
             - `collate_fn`: makes a batch from a list of samples, in a worker. It may return anything.
-            - `drop_last`: True is `tail="drop"`, False "ragged" ("pad" with several ranks). `generator`: draws the seed.
+            - `drop_last`: True is `tail="drop"`, False "ragged" ("pad" on several ranks). `generator`: draws the seed.
             - `worker_init_fn`: called in each worker with its number. Random numbers are seeded later, for each sample.
             - `prefetch_factor`: batches in flight per worker, with a `collate_fn`, a sampler, `__getitems__` or
               `batch_size=None`. Otherwise workers share the samples of a batch.
@@ -206,7 +206,7 @@ class MPLoader(Guarded, Generic[Batch]):
             self._refresh()
         num_batches = self._source.plan_of(self._source.epochs.next.whole).num_batches
         if num_batches == MAX_NUM_SAMPLES:
-            raise TypeError(f"the sampler has no length, so the loader of {self._source.name} has none")
+            raise no_length(self.dataset)
         return num_batches
 
     def __iter__(self) -> Iterator[Batch]:

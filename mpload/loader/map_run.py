@@ -22,7 +22,7 @@ from mpload.plan.topology import Topology
 from mpload.samples.batch_work import Wanted
 from mpload.samples.seeded_dataset import MapDataset
 from mpload.transport.batches import BatchTask
-from mpload.transport.pickling import pickled_by_value
+from mpload.transport.pickling import pickled_for_workers
 from mpload.units import format_count
 
 __all__ = ["MapRun", "PlannedRun", "SampledRun"]
@@ -220,7 +220,10 @@ class SampledRun:
                 seed=epoch.seed, epoch=epoch.number, start=epoch.position, batch=batch, topology=Topology()
             )
             yield BatchTask(
-                numbers=number.numbers, num_samples=1, num_counted=len(wanted.indices), input=pickled_by_value(wanted)
+                numbers=number.numbers,
+                num_samples=1,
+                num_counted=len(wanted.indices),
+                input=pickled_for_workers(wanted),
             )
 
     def set_epoch(self, epoch: int) -> None:

@@ -29,7 +29,7 @@ from mpload.transport.messages import Tally
 from mpload.transport.slots import Field, RaggedField
 from mpload.transport.worker import Work
 
-__all__ = ["Source", "is_stream", "source_of"]
+__all__ = ["Source", "is_stream", "no_length", "source_of"]
 
 
 class Source(Protocol):
@@ -170,6 +170,12 @@ def is_stream(dataset: object) -> bool:
     return isinstance(dataset, IterableDataset) and not isinstance(dataset, MPDataset)
 
 
+def no_length(dataset: object) -> TypeError:
+    """Return the error for the length of a loader that has none."""
+    what = "dataset" if is_stream(dataset) else "sampler"
+    return TypeError(f"the {what} has no length, so the loader of {type(dataset).__name__} has none")
+
+
 def source_of(
     dataset: MPDataset[Any] | MapDataset, options: MapOptions, *, num_workers: int, servers: Servers | None = None
 ) -> Source:
@@ -200,10 +206,15 @@ def source_of(
         )
     if isinstance(dataset, type):
         raise ArgumentError(f"dataset is the class {dataset.__name__}. Pass an instance: {dataset.__name__}(...)")
-    if not is_stream(dataset) and not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
+    if not is_stream(dataset) and not hasattr(dataset, "__getitem__"):
         raise ArgumentError(
             "dataset must be an MPDataset, an IterableDataset, or a map-style dataset with __len__ and __getitem__, "
             f"got {dataset!r:.80} of type {type(dataset).__name__}"
+        )
+    if not is_stream(dataset) and not hasattr(dataset, "__len__") and not options.is_sampled:
+        raise ArgumentError(
+            f"{type(dataset).__name__} has no __len__, so the loader cannot know which samples there are. Define it, "
+            "or pass sampler= or batch_sampler="
         )
     if is_data_pipe(dataset) and isinstance(options.shuffle, bool):
         pipe: Any = dataset

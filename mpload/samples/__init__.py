@@ -7,6 +7,7 @@ column_decoders    ColumnDecoders: each column has a decoder of its own, samples
 by_source          BySource: each source of a mixture has a decoder or transform of its own
 text_decoders      Text, Json
 objects            reads the objects that a file lists for an image, from JSON or YOLO's text
+object_check       checks them before they are trained on
 block_reads        loads whole blocks of records into the page cache, and frees them
 boxes              Boxes: the objects' boxes and values, which follow the crop of the image
 segments           the outlines of objects, as COCO stores them, as masks

@@ -35,10 +35,17 @@ static int fill_axis(Axis *axis, int64_t start, int64_t length, int64_t full, in
     return 1;
 }
 
-/* Turn a box into left, top, right and bottom in pixels of the image. Return 0 for a negative width or height. */
+/* The limits of mpload.index.label_lines, which leave room for rounding. */
+static const double MIN_FRACTION = -0.01, MAX_FRACTION = 1.01;
+
+/* Turn a box into left, top, right and bottom in pixels of the image. Return 0 for a negative width or height, and for
+   one that is no fraction where it must be. */
 static int make_corners(const Clip *clip, const int64_t *geometry, double *box) {
     for (int axis = 0; axis < 2; axis++) {
         double *first = &box[axis], *second = &box[axis + 2];
+        if (clip->format == YOLO && (*first < MIN_FRACTION || *first > MAX_FRACTION || *second > MAX_FRACTION)) {
+            return 0;
+        }
         if (clip->format == CXCYWH || clip->format == YOLO) {
             *first = *first - *second / 2;
         }

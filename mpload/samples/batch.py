@@ -50,6 +50,8 @@ def stack(values: list[Any], dtype: type[np.number[Any]] | None) -> NDArray[Any]
 
 
 def listed_samples(indices: Sequence[Any]) -> str:
-    """Return the first samples of a batch for a message: `samples 7, 3, 12`."""
+    """Return the first samples of a batch for a message: `samples 7, 3, 12`, or `no samples`."""
+    if not len(indices):
+        return "no samples"
     shown = ", ".join(f"{index!r:.20}" for index in indices[:8])
     return f"samples {shown}{', ...' if len(indices) > 8 else ''}"

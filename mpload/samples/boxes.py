@@ -13,11 +13,12 @@ from mpload.images.claims import Claim, unclaimed
 from mpload.images.geometry import Geometry
 from mpload.images.jpeg_header import ImageBytes
 from mpload.images.limits import Limits
+from mpload.index.label_lines import MAX_FRACTION, MIN_FRACTION, fraction_fault
 from mpload.samples.keypoints import Keypoints, move_points
 from mpload.samples.objects import Objects, finite, is_yolo, parse_objects, parse_yolo, scale_between, text_of
 from mpload.samples.segments import draw_segment
 
-__all__ = ["BoxFormat", "Boxes"]
+__all__ = ["BoxFormat", "Boxes", "box_corners"]
 
 BoxFormat = Literal["xyxy", "xywh", "cxcywh", "yolo"]
 """Left, top, right, bottom; left, top, width, height; centre, width, height; these as fractions of the image."""
@@ -51,12 +52,13 @@ class Boxes:
 
     Attributes:
         format: The meaning of a box's four numbers: "xyxy" (left, top, right, bottom), "xywh" (left, top, width and
-            height, as in COCO), "cxcywh" (centre, width and height) or "yolo" (these as fractions of the image).
+            height, as in COCO), "cxcywh" (centre, width and height) or "yolo" (these as fractions of the image; beyond
+            -0.01 to 1.01, they are an error).
         values: Which values of the objects to return, each with its type: `int`, `float`, `str` or `mask`. For
             `labels`, the usual other names are understood: `label`, `category_id`, `category`, `class`. For `masks`,
             they are `segmentation` and `segments`, which a YOLO file with polygons has.
-        keypoints: How the points of each object are read, which is then COCO's flat list `keypoints`; None leaves them
-            out.
+        keypoints: How the points of each object are read, which is then COCO's flat list `keypoints`, in fractions of
+            the image if boxes are; None leaves them out.
         classes: Names of the classes; a label that is a name becomes its position here.
         min_visible: Fraction of a box's area that must be visible, in [0, 1].
         min_side: Length in pixels of the result that both sides of the visible part must have.
@@ -145,19 +147,7 @@ class Boxes:
 
     def _corners(self, objects: Objects, geometry: Geometry | None) -> NDArray[np.float64]:
         """Return left, top, right and bottom in pixels of the geometry's image, float64 [n, 4]."""
-        if objects.format not in {None, self.format}:
-            raise DecodeError(f'the boxes are "{objects.format}", says their JSON: pass Boxes("{objects.format}")')
-        first, second = objects.boxes[:, :2], objects.boxes[:, 2:]
-        if self.format in {"cxcywh", "yolo"}:
-            first = first - second / 2
-        corners = np.concatenate([first, second if self.format == "xyxy" else first + second], axis=1)
-        is_negative = corners[:, 2:] < corners[:, :2]
-        if is_negative.any():
-            number = int(np.flatnonzero(is_negative.any(axis=1))[0])
-            raise DecodeError(
-                f"box {number} has a negative width or height: {objects.boxes[number].tolist()} as {self.format}. Pass "
-                "the format of the boxes"
-            )
+        corners = box_corners(objects, self.format)
         across, down = self._scale(objects, geometry)
         return corners if across == down == 1 else corners * np.array((across, down, across, down))
 
@@ -233,7 +223,7 @@ class Boxes:
         if numbers.shape[1] % 3:
             raise DecodeError(f"keypoints must be x, y and visibility of each; got {numbers.shape[1]} numbers")
         points = numbers.reshape(len(numbers), numbers.shape[1] // 3, 3)[kept]
-        return move_points(decode, points, scale_between(objects.size, geometry), geometry)
+        return move_points(decode, points, self._scale(objects, geometry), geometry)
 
     def _number(self, label: object) -> object:
         if not isinstance(label, str):
@@ -241,6 +231,34 @@ class Boxes:
         if label not in self.classes:
             raise DecodeError(f"the label {label!r} is not one of classes={self.classes}")
         return self.classes.index(label)
+
+
+def box_corners(objects: Objects, box_format: str) -> NDArray[np.float64]:
+    """Return left, top, right and bottom of boxes, float64 [n, 4], in the unit that they have.
+
+    Raises:
+        DecodeError: The objects say that their format is another one. A box has a negative width or height, or it must
+            be in fractions of the image and is not.
+    """
+    if objects.format not in {None, box_format}:
+        raise DecodeError(f'the boxes are "{objects.format}", says their JSON: pass Boxes("{objects.format}")')
+    first, second = objects.boxes[:, :2], objects.boxes[:, 2:]
+    if box_format in {"cxcywh", "yolo"}:
+        first = first - second / 2
+    corners = np.concatenate([first, second if box_format == "xyxy" else first + second], axis=1)
+    is_negative = corners[:, 2:] < corners[:, :2]
+    if is_negative.any():
+        number = int(np.flatnonzero(is_negative.any(axis=1))[0])
+        raise DecodeError(
+            f"box {number} has a negative width or height: {objects.boxes[number].tolist()} as {box_format}. Pass the "
+            "format of the boxes"
+        )
+    if box_format == "yolo":
+        is_outside = (objects.boxes < MIN_FRACTION) | (objects.boxes > MAX_FRACTION)
+        if is_outside.any():
+            number = int(np.flatnonzero(is_outside.any(axis=1))[0])
+            raise DecodeError(f"box {number} has {fraction_fault(objects.boxes[number].tolist())}")
+    return corners
 
 
 def _numbers(name: str, kind: str, column: Sequence[Any]) -> NDArray[Any]:

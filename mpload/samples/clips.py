@@ -26,9 +26,10 @@ __all__ = ["AudioClip", "VideoClip"]
 class VideoClip:
     """Show frames of a video file, at equal distances in time. Needs PyAV: `pip install 'mpload[video]'`.
 
-    The part from `start` to `end` is divided into `num_frames` equal spans; each is shown as at its middle. Each worker
-    reads the whole file but decodes from the key frame before `start` only. Frames are turned upright as the metadata
-    says, by a multiple of 90 degrees.
+    The part from `start` to `end` is divided into `num_frames` equal spans; each is shown as at its middle. Where the
+    part goes beyond the end of the video, the last frame is shown again. A part that begins there is an error. Each
+    worker reads the whole file but decodes from the key frame before `start` only. Frames are turned upright as the
+    metadata says, by a multiple of 90 degrees.
 
     ```python
     # clips.txt: #columns clip:path start:float end:float
@@ -113,8 +114,9 @@ class VideoClip:
                 self.limits.check_size("video", height, width, len(data))
                 claim(PEAK_PIXEL_BYTES * height * width)
                 start, length = _part(self.start, self.end, self.seconds, record, _seconds_of(container, stream), dice)
+                begin = _seconds_in(record, self.start)
                 times = start + (np.arange(self.num_frames) + 0.5) * length / self.num_frames
-                frames = _frames_at(container, stream, times.tolist(), partial(_pixels, _to_rgb(version)))
+                frames = _frames_at(container, stream, begin, times.tolist(), partial(_pixels, _to_rgb(version)))
                 return self._shown(frames, rng, out)
         except MploadError:  # some are a ValueError too
             raise
@@ -184,6 +186,7 @@ class AudioClip:
             with soundfile.SoundFile(BytesIO(data)) as file:
                 rate = file.samplerate
                 start, length = _part(self.start, self.end, self.seconds, record, file.frames / rate, dice)
+                _check_begin(_seconds_in(record, self.start), file.frames / rate)
                 file.seek(min(round(start * rate), file.frames))
                 samples = file.read(round(length * rate), dtype="float32", always_2d=True)
         except (soundfile.SoundFileError, RuntimeError) as error:
@@ -199,9 +202,12 @@ def _seconds_of(container: Any, stream: Any) -> float:
 
 
 def _frames_at(
-    container: Any, stream: Any, times: Sequence[float], pixels_of: Callable[[Any], Pixels]
+    container: Any, stream: Any, begin: float, times: Sequence[float], pixels_of: Callable[[Any], Pixels]
 ) -> Iterator[Pixels]:
-    """Yield the pixels of the frame shown at each time, in seconds from the first; before that, those of the first."""
+    """Yield the pixels of the frame shown at each time, in seconds from the first; before that, those of the first.
+
+    After the end of the video, they are those of the last frame, unless the part begins there: that is an error.
+    """
     first = float((stream.start_time or 0) * stream.time_base)
     place, shown = 0, None
     for frame in _frames_from(container, stream, first, times[0]):
@@ -214,7 +220,16 @@ def _frames_at(
         shown = frame
     if shown is None:
         raise DecodeError("the video has no frame in that part")
+    if not place:
+        _check_begin(begin, max(_end_of(shown, stream) - first, _seconds_of(container, stream)))
     yield from [pixels_of(shown)] * (len(times) - place)
+
+
+def _end_of(frame: Any, stream: Any) -> float:
+    """Return until when the last frame of a video is shown, in seconds; some files tell only the rate of frames."""
+    if getattr(frame, "duration", 0) and frame.time_base is not None:
+        return float(frame.time + frame.duration * frame.time_base)
+    return float(frame.time + (1 / stream.average_rate if stream.average_rate else 0))
 
 
 def _frames_from(container: Any, stream: Any, first: float, time: float) -> Iterator[Any]:
@@ -269,6 +284,14 @@ def _part(
         return first, last - first
     length = min(seconds, last - first)
     return first + dice * (last - first - length), length
+
+
+def _check_begin(begin: float, whole_seconds: float) -> None:
+    if begin >= whole_seconds:
+        raise DecodeError(
+            f"the part begins at {begin} seconds, but the file has {whole_seconds:.3f} seconds. Correct the start, or "
+            "remove the sample from the index"
+        )
 
 
 def _seconds_in(record: Mapping[str, Any], given: float | str) -> float:

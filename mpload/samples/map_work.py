@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from time import perf_counter_ns
 from typing import Any
 
-from mpload.errors import ArgumentError
+from mpload.errors import ArgumentError, cause_of
 from mpload.plan.batch_number import BatchNumber
 from mpload.plan.batching import Batching
 from mpload.samples.counts import DECODE_NS
@@ -14,6 +14,7 @@ from mpload.samples.leaf_arrays import LeafWriter
 from mpload.samples.parcel import pack
 from mpload.samples.sample_form import has_form
 from mpload.samples.seeded_dataset import SeededDataset
+from mpload.transport.messages import details_of
 from mpload.transport.worker import ChunkReport
 
 __all__ = ["PARCELS", "MapWork"]
@@ -42,7 +43,10 @@ class MapWork:
     def fill(
         self, task: tuple[int, ...], arrays: Mapping[str, Any], first: int, last: int, report: ChunkReport
     ) -> None:
-        """Make samples `first` to `last` (exclusive) of the batch `task`; `__getitem__` is timed as decoding."""
+        """Make samples `first` to `last` (exclusive) of the batch `task`; `__getitem__` is timed as decoding.
+
+        The first sample that fails is the last one made, and is made once: its batch is lost, as in a DataLoader.
+        """
         number, counts, parcels = BatchNumber.of(task), report.tally.counts, arrays[PARCELS]
         template = writer = None
         if report.layout is not None:
@@ -51,10 +55,14 @@ class MapWork:
         for place, sample_id in enumerate(self.batching.sample_ids(number, first, last).tolist(), first):
             report.at(place)
             start_ns = perf_counter_ns()
-            sample = self.dataset.sample(sample_id, seed=number.seed, epoch=number.epoch)
-            counts[DECODE_NS] += perf_counter_ns() - start_ns
-            if writer is None or not has_form(template, sample) or not _is_stored(writer, place, sample):
-                pack(sample, lambda num_bytes, at=place: parcels.room(at, (num_bytes,)))  # type: ignore[misc]
+            try:
+                sample = self.dataset.sample(sample_id, seed=number.seed, epoch=number.epoch)
+                counts[DECODE_NS] += perf_counter_ns() - start_ns
+                if writer is None or not has_form(template, sample) or not _is_stored(writer, place, sample):
+                    pack(sample, lambda num_bytes, at=place: parcels.room(at, (num_bytes,)))  # type: ignore[misc]
+            except BaseException as error:  # noqa: BLE001  anything that user code raises is a failure
+                report.failed(place, cause_of(error), details_of(error))
+                return
 
     def _template(self, pickled: bytes) -> Any:
         if pickled not in self._templates:

@@ -1,7 +1,6 @@
 """Reads the objects that a file or a cell lists for an image: their boxes, and one value of each kind per object."""
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -13,6 +12,7 @@ from numpy.typing import NDArray
 from mpload.errors import DecodeError
 from mpload.images.geometry import Geometry
 from mpload.images.jpeg_header import ImageBytes
+from mpload.index.label_lines import read_label_line
 
 __all__ = [
     "Objects",
@@ -36,8 +36,6 @@ _OTHER_NAMES: Final = {
     "labels": ("label", "category_id", "category", "categories", "class", "class_id"),
     "masks": ("segmentation", "segmentations", "segments"),
 }
-_NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?", re.ASCII)
-"""What float() reads, without underscores, infinity and NaN."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -237,29 +235,23 @@ def parse_yolo(data: ImageBytes | str) -> Objects:
     in fractions: the box is then the polygon's, and `segments` holds it.
 
     Raises:
-        DecodeError: A line is not of this form.
+        DecodeError: A line is not of this form, a class is negative, or a fraction is not between 0 and 1, with 1 % of
+            room for rounding.
     """
-    boxes: list[tuple[float, ...]] = []
-    labels: list[float] = []
+    boxes: list[Sequence[float]] = []
+    labels: list[int] = []
     polygons: list[list[float]] = []
     for number, line in enumerate(text_of(data).splitlines(), start=1):
-        words = line.split()
-        if not words:
+        if not line.strip():
             continue
-        if len(words) < 5 or not len(words) % 2 or not all(map(_NUMBER.fullmatch, words)):
-            raise DecodeError(
-                f"line {number} of the boxes must be a class, then centre x, centre y, width and height, got "
-                f"{shortened(line)}"
-            )
-        label, *numbers = map(float, words)
-        if max(map(abs, (label, *numbers))) > _MAX_NUMBER:
-            raise DecodeError(f"line {number} of the boxes has a number beyond {_MAX_NUMBER:.0e}: {shortened(line)}")
-        labels.append(label)
-        if len(numbers) > 4:
-            polygons.append(numbers)
-            low_x, high_x, low_y, high_y = *_extent(numbers[::2]), *_extent(numbers[1::2])
-            numbers = [(low_x + high_x) / 2, (low_y + high_y) / 2, high_x - low_x, high_y - low_y]
-        boxes.append(tuple(numbers))
+        try:
+            found = read_label_line(line)
+        except DecodeError as error:
+            raise DecodeError(f"line {number} of the boxes {error}") from error
+        labels.append(found.label)
+        boxes.append(found.box)
+        if found.polygon:
+            polygons.append(list(found.polygon))
     values: dict[str, Sequence[Any]] = {"labels": labels}
     if len(polygons) == len(boxes):
         values["segments"] = [[polygon] for polygon in polygons]
@@ -294,7 +286,3 @@ def scale_between(size: tuple[int, int] | None, geometry: Geometry | None) -> tu
             "were marked without it"
         )
     return geometry.width / width, geometry.height / height
-
-
-def _extent(numbers: Sequence[float]) -> tuple[float, float]:
-    return min(numbers), max(numbers)

@@ -5,6 +5,7 @@ A parcel passes only between processes of one loader, through their own memory. 
     int64 [2 + n]: n, size of the pickle, size of each buffer      the pickle      the data of n arrays and tensors
 
 Each part begins at a multiple of 64 bytes. The pickle says where each array belongs, and holds all that is no array.
+Arrays can be written to when they arrive, even if they are read-only here, as those that a DataLoader passes on.
 """
 
 import io
@@ -12,7 +13,7 @@ import pickle
 import sys
 from collections.abc import Callable
 from types import FunctionType
-from typing import Any
+from typing import Any, Literal
 
 import cloudpickle  # type: ignore[import-untyped]
 import numpy as np
@@ -72,6 +73,10 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         super().__init__(file, protocol=5, buffer_callback=lambda buffer: buffers.append(buffer.raw()))
 
     def reducer_override(self, value: Any) -> Any:
+        if type(value) is np.ndarray and not value.flags.writeable and not value.dtype.hasobject:
+            return _writable(value).__reduce_ex__(5)
+        if isinstance(value, memoryview):
+            return _memoryview, (np.asarray(value), value.readonly)
         torch = sys.modules.get("torch")
         if torch is not None and isinstance(value, torch.Tensor):
             reduced = _reduced_tensor(torch, value)
@@ -81,6 +86,30 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if isinstance(value, type | FunctionType) and is_importable(value):
             return NotImplemented
         return super().reducer_override(value)
+
+
+class _Alias:
+    """The memory of a read-only array, as NumPy takes it from other libraries: one that may be written to."""
+
+    def __init__(self, array: NDArray[Any]) -> None:
+        self._array = array  # kept alive
+        address, _ = array.__array_interface__["data"]
+        self.__array_interface__ = {"shape": (array.nbytes,), "typestr": "|u1", "data": (address, False), "version": 3}
+
+
+def _writable(array: NDArray[Any]) -> NDArray[Any]:
+    """Return an array as one that may be written to; its memory is only read here.
+
+    Pickle notes that the data of a read-only one is read-only, and so would be the array that is made of it.
+    """
+    order: Literal["C", "F"] = "C" if array.flags.c_contiguous else "F"
+    if not array.nbytes or not array.flags.forc:
+        return array.copy()
+    return np.asarray(_Alias(array)).view(array.dtype).reshape(array.shape, order=order)
+
+
+def _memoryview(array: NDArray[Any], is_readonly: bool) -> memoryview:
+    return array.data.toreadonly() if is_readonly else array.data
 
 
 def _reduced_tensor(torch: Any, tensor: Any) -> tuple[Any, ...] | None:

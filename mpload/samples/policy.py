@@ -27,6 +27,8 @@ __all__ = [
 
 _GRACE_SAMPLES = 1000
 _MAX_KEPT = 1 << 14
+_MAX_WARNINGS = 20
+"""So many bad samples are shown if the report cannot be written."""
 _SHOWN_CAUSES = 3
 _NUMBER = re.compile(r"\d[\d.,:]*")
 _MORE = re.compile(r"\n| \(|\. |; ")  # behind the first words of a cause
@@ -106,6 +108,7 @@ class BadSamples:
         self._epoch = -1
         self._num_seen = 0
         self._num_bad = 0
+        self._num_unwritten = 0
         self.failed: deque[int] = deque(maxlen=_MAX_KEPT)
         """The sample_ids of the latest bad samples."""
 
@@ -148,7 +151,13 @@ class BadSamples:
             finally:
                 os.close(descriptor)
         except OSError as error:
-            warnings.warn(f"{self._report}: cannot be written ({error}). Bad sample: {line.strip()}", MploadWarning, 2)
+            self._num_unwritten += 1
+            if self._num_unwritten > _MAX_WARNINGS:
+                return
+            further = " Further ones are not shown" if self._num_unwritten == _MAX_WARNINGS else ""
+            warnings.warn(
+                f"{self._report}: cannot be written ({error}). Bad sample: {line.strip()}{further}", MploadWarning, 2
+            )
         else:
             if not self._num_bad:
                 warnings.warn(

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from mpload.errors import DecodeError
 from mpload.images.geometry import Geometry
 from mpload.images.limits import Limits
+from mpload.images.mask import check_ratio, check_shape
 from mpload.samples.objects import finite, shortened
 
 __all__ = ["decode_counts", "draw_segment"]
@@ -35,17 +36,22 @@ def draw_segment(
         segment: COCO's `segmentation`: a list of polygons, each `[x, y, x, y, ...]`; or run lengths, a mapping of
             `size`, height and width, and `counts`, a list or a compressed string.
         geometry: What the sample shows of the image.
-        size: Height and width of the image that polygons belong to; None for that of the geometry.
+        size: Height and width of the image that was annotated; None for that of the geometry.
         scale: What x and y of polygons are multiplied with to get pixels of that image.
 
     Raises:
-        DecodeError: The segment is damaged, or too large.
+        DecodeError: The segment is damaged, or too large. Or the ratio of width to height of run lengths is not that
+            of the image.
     """
     view = geometry.view
     out = out[:: -1 if geometry.upside_down else 1, :: -1 if view.mirror else 1]
     plain = replace(geometry, upside_down=False, view=view._replace(mirror=False))
     if isinstance(segment, dict):
         mask = _mask_of_runs(segment)
+        if size is None:
+            check_shape(len(mask), len(mask[0]), geometry)
+        else:
+            check_ratio(len(mask), len(mask[0]), image_size=size)
         rows, columns = plain.nearest(*mask.shape)
         shown = _inside(rows), _inside(columns)
         out[shown] = mask[np.ix_(rows[shown[0]], columns[shown[1]])]

@@ -1,5 +1,6 @@
 """Decoders of text: plain text and JSON, from a file or from a cell of the index."""
 
+import codecs
 import json
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar
@@ -16,7 +17,8 @@ class Text:
     """Read text. A batch has a list of `str`.
 
     Attributes:
-        encoding: The encoding of files, in any notation of Python. Cells are text already.
+        encoding: The encoding of files, in any notation of Python. A byte order mark at the beginning of UTF-8 is left
+            out. Cells are text already.
 
     Raises:
         ArgumentError: Python has no such encoding.
@@ -46,9 +48,10 @@ class Text:
         if isinstance(data, str):
             return data
         try:
-            return bytes(data).decode(self.encoding)
+            text = bytes(data).decode(self.encoding)
         except UnicodeError as error:
             raise DecodeError(f"not text in {self.encoding}: {error}") from error
+        return text.removeprefix("\ufeff") if codecs.lookup(self.encoding).name == "utf-8" else text
 
 
 @dataclass(frozen=True, slots=True)

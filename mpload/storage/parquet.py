@@ -97,12 +97,16 @@ class ParquetStorage:
         self._kept_bytes = max(0, max_bytes - _PYARROW_BYTES)
 
     def _value(self, item: ByteRange) -> bytes:
+        import pyarrow as pa  # noqa: PLC0415  as in `_errors_named`
+
         assert isinstance(item, RowValue)
         where = _place_of(item)
         values = self._group(item, where)
         if item.row >= len(values):
             raise StorageError(f"{where} does not exist. {_REBUILD}")
         value = values[item.row]
+        if value.is_valid and isinstance(value, pa.DictionaryScalar):
+            value = value.value
         if not value.is_valid:
             raise StorageError(f"{where} has no value in {item.column!r}. {_MISSING}")
         buffer = value.as_buffer()
@@ -131,7 +135,7 @@ class ParquetStorage:
         values = table.column(0)
         while pa.types.is_struct(values.type):  # of its fields, only the requested one was read
             values = values.flatten()[0]
-        if not (pa.types.is_binary(values.type) or pa.types.is_large_binary(values.type)):
+        if not _holds_bytes(values.type):
             raise StorageError(
                 f"{printable(item.path)}: column {item.column!r} holds {values.type}, not bytes. {_REBUILD}"
             )
@@ -184,6 +188,13 @@ def _needed_bytes(file: Any, item: RowValue) -> int:
         for column in columns
         if column.path_in_schema == item.column
     )
+
+
+def _holds_bytes(kind: Any) -> bool:
+    import pyarrow as pa  # noqa: PLC0415  as in `_errors_named`
+
+    values = kind.value_type if pa.types.is_dictionary(kind) else kind
+    return bool(pa.types.is_binary(values) or pa.types.is_large_binary(values) or pa.types.is_fixed_size_binary(values))
 
 
 @contextmanager

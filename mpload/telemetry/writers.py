@@ -5,12 +5,14 @@ import math
 import os
 import re
 import time
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
 
-from mpload.errors import ArgumentError
+from mpload.errors import ArgumentError, MploadWarning
 from mpload.telemetry.stats import LoaderStats
 
 __all__ = ["JsonLinesWriter", "PrometheusWriter", "Report", "StatsWriter", "TensorBoardWriter"]
@@ -86,7 +88,30 @@ class Report:
         self._last = total
 
 
-class JsonLinesWriter:
+class _FileWriter:
+    """Writes statistics to a file. One that cannot be written is warned of once, and training goes on."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._path = Path(path)
+        self._is_warned = False
+
+    @contextmanager
+    def _warning(self) -> Iterator[None]:
+        """Warn if the file cannot be written, for example since its disk is full."""
+        try:
+            yield
+        except OSError as error:
+            if not self._is_warned:
+                self._is_warned = True
+                warnings.warn(
+                    f"{self._path}: statistics cannot be written: {error.strerror or error}. Training goes on, and "
+                    "later statistics are written if that is possible then. Free some space, or choose another file",
+                    MploadWarning,
+                    stacklevel=4,
+                )
+
+
+class JsonLinesWriter(_FileWriter):
     """Appends one JSON object per line: `time_seconds` since 1970, the span's metrics, and totals named `total_...`.
 
     For a mixture, `sources` holds the samples of each source in the span. `servers` holds what each server of samples
@@ -99,7 +124,9 @@ class JsonLinesWriter:
         Args:
             path: the file, which is created if it does not exist.
         """
-        self._path = Path(path)
+        super().__init__(path)
+        self._is_broken = False
+        """Whether the last line may be incomplete."""
 
     def write(self, span: LoaderStats, total: LoaderStats) -> None:
         """Append one line; see `StatsWriter.write`."""
@@ -113,11 +140,14 @@ class JsonLinesWriter:
                 url: {**each.metrics(), "bytes_per_second": each.received_bytes / seconds}
                 for url, each in span.servers.items()
             }
-        with self._path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+        with self._warning():
+            began, self._is_broken = self._is_broken, True
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write("\n" * began + json.dumps(line) + "\n")
+            self._is_broken = False
 
 
-class PrometheusWriter:
+class PrometheusWriter(_FileWriter):
     """Maintains a file in the Prometheus text format, for the textfile collector of the node exporter.
 
     Names of metrics begin with `mpload_`, and those of counters end with `_total`. Counters count since the loader was
@@ -138,7 +168,7 @@ class PrometheusWriter:
         Raises:
             ArgumentError: a label's name is not one that Prometheus allows.
         """
-        self._path = Path(path)
+        super().__init__(path)
         for name in labels or {}:
             if not _LABEL.fullmatch(name):
                 raise ArgumentError(
@@ -161,10 +191,16 @@ class PrometheusWriter:
             servers = total.servers if full in _COUNTERS else span.servers
             lines += self._family(full, [({"server": url}, each.metrics()[name]) for url, each in servers.items()])
         temporary = self._path.with_name(f".{self._path.name}.{os.getpid()}")
-        temporary.unlink(missing_ok=True)  # the folder may be shared: do not write through another user's link
-        with temporary.open("x", encoding="utf-8") as file:
-            file.write("\n".join(lines) + "\n")
-        temporary.replace(self._path)
+        with self._warning():
+            try:
+                temporary.unlink(missing_ok=True)  # the folder may be shared: do not write through another user's link
+                with temporary.open("x", encoding="utf-8") as file:
+                    file.write("\n".join(lines) + "\n")
+                temporary.replace(self._path)
+            except OSError:
+                with suppress(OSError):
+                    temporary.unlink(missing_ok=True)
+                raise
 
     def _family(self, name: str, values: Iterable[tuple[Mapping[str, str], float]]) -> Iterator[str]:
         """Yield the lines of one metric: its values, each with its further labels."""

@@ -10,6 +10,7 @@ fence     a memory barrier for shared memory, on every processor
 queue     queues of waiting chunks, in shared memory
 board     a shared-memory queue of chunks, on which workers also record their progress
 messages  the answers of workers: a few integers, and failures as plain data
+error_classes  errors that are also of the class of the user's error
 inbox     the socket on which those answers arrive
 worker    the loop of a worker process, and the protocol of the work it does
 zygote    the process from which workers are forked (`python -m mpload.transport.zygote`)

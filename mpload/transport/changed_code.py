@@ -7,6 +7,7 @@ import warnings
 from pathlib import Path
 
 from mpload.errors import MploadWarning
+from mpload.transport.pickling import SCRIPT_NAMES
 from mpload.units import printable
 
 __all__ = ["changed_files", "warn_of_changed_code"]
@@ -27,7 +28,7 @@ def changed_files() -> list[str]:
     changed = []
     for name, module in list(sys.modules.items()):
         path = getattr(module, "__file__", None)
-        if name == "__main__" or not isinstance(path, str) or path.startswith(_INSTALLED):
+        if name in SCRIPT_NAMES or not isinstance(path, str) or path.startswith(_INSTALLED):
             continue
         try:
             facts = os.stat(path)  # noqa: PTH116  for hundreds of modules

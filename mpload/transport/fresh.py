@@ -23,7 +23,8 @@ def main(arguments: Sequence[str]) -> int:
     except BaseException as error:  # noqa: BLE001  importing the user's modules may raise anything
         report_cannot_open(number, socket.socket(fileno=setup.answers_fd), error)
         return 1
-    return run_worker(number, place, parent_pid=parent_pid)
+    with place.answers:
+        return run_worker(number, place, parent_pid=parent_pid)
 
 
 if __name__ == "__main__":

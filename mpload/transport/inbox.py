@@ -3,6 +3,7 @@
 import select
 import socket
 
+from mpload.transport.error_classes import cannot_open
 from mpload.transport.messages import Answer
 
 __all__ = ["Inbox"]
@@ -31,12 +32,19 @@ class Inbox:
         return self._ours.fileno()
 
     def read(self) -> Answer | None:
-        """Return the next answer, or None if none has arrived."""
+        """Return the next answer, or None if none has arrived.
+
+        Raises:
+            WorkerError: `Work.open` failed in a worker. The error is also of the class of the one in the worker.
+        """
         try:
             num_bytes = self._ours.recv_into(self._message)  # `recv` would map a buffer of this size each time
         except BlockingIOError:
             return None
-        return Answer.decode(self._message[:num_bytes])
+        answer = Answer.decode(self._message[:num_bytes])
+        if not answer.serial:
+            raise cannot_open(answer)
+        return answer
 
     def wait(self, zygote: socket.socket, wait_seconds: float) -> bool:
         """Wait up to `wait_seconds` for an answer or for the zygote; return whether the zygote has sent a message."""

@@ -14,7 +14,7 @@ from operator import add
 from typing import Any
 
 from mpload import errors
-from mpload.errors import SampleError, WorkerError, WorkerTraceback, cause_of
+from mpload.errors import SampleError, WorkerTraceback, cause_of
 
 __all__ = [
     "MAX_COUNTS",
@@ -22,7 +22,6 @@ __all__ = [
     "Answer",
     "Failure",
     "Tally",
-    "cannot_open",
     "cause_of",
     "details_of",
     "shortened",
@@ -40,7 +39,9 @@ _TEXT_CHARACTERS = 1_000_000, 16_000
 `_MESSAGE_BYTES` if failures are alike, as they mostly are. With the second it always does, even if JSON escapes every
 character."""
 _CAUSE_CHARACTERS = 8_000
-"""Maximum length of one failure's cause, and of its traceback."""
+"""Maximum length of one failure's cause, of its details, and of its traceback."""
+_ARGUMENT_CHARACTERS = (4_000, 1_000, 100)
+"""Lengths to which the texts among an error's arguments are cut. The first that leaves room is taken."""
 _MESSAGE_BYTES = 200_000
 """Maximum size of a message. A socket accepts 208 KiB at once."""
 
@@ -127,7 +128,7 @@ def details_of(error: BaseException) -> dict[str, Any]:
         error = error.__cause__
     details: dict[str, Any] = {"traceback": "".join(traceback.format_exception(error))}
     kind = type(error)
-    arguments = error.args if all(map(_is_plain, error.args)) else None
+    arguments: tuple[Any, ...] | None = error.args if all(map(_is_plain, error.args)) else None
     if arguments is not None and len(arguments) == 2 and isinstance(error, OSError) and _is_plain(error.filename):
         arguments = *arguments, error.filename  # `args` lacks it
     details["error"] = kind.__module__, kind.__qualname__, arguments
@@ -149,16 +150,33 @@ def _shortened(trace: str, room: int) -> str:
     return trace[:half] + _GAP + trace[-half:] if half > 0 else ""
 
 
+def _shortened_details(details: Mapping[str, Any], room: int) -> str:
+    """Return details but the traceback as JSON, in at most `room` characters if flags alone do not take more.
+
+    The texts among the error's arguments are cut first. Its class goes last: the user's `except` needs it.
+    """
+    details = {name: value for name, value in details.items() if name != "traceback"}
+    flags: dict[str, Any] = {name: True for name, value in details.items() if value is True}
+    tried = [details]
+    if "error" in details:
+        module, name, arguments = details["error"]
+        for limit in _ARGUMENT_CHARACTERS if arguments is not None else ():
+            cut = [_shortened(each, limit) if isinstance(each, str) else each for each in arguments]
+            tried += [details | {"error": (module, name, cut)}, flags | {"error": (module, name, cut)}]
+        tried.append(flags | {"error": (module, name, None)})
+    texts = (json.dumps(each, default=str) for each in tried)
+    return next((text for text in texts if len(text) <= room), json.dumps(flags))
+
+
 def _shortened_texts(failures: Sequence[Failure], num_characters: int) -> list[tuple[int, str, str, str]]:
     """Return position, cause, details (as JSON) and traceback of each failure, `num_characters` in total."""
-    limit = min(_CAUSE_CHARACTERS, num_characters // (2 * len(failures)))  # the other half is left for tracebacks
+    limit = num_characters // (2 * len(failures))  # the other half is left for tracebacks
     texts: list[tuple[int, str, str]] = []
     for failure in failures:
-        others = {name: value for name, value in failure.details.items() if name != "traceback"}
-        details = json.dumps(others, default=str)
-        if len(failure.cause) + len(details) > limit:
-            details = json.dumps({name: True for name, value in others.items() if value is True})
-        texts.append((failure.sample, failure.cause[:limit], details))
+        room = limit - min(len(failure.cause), _CAUSE_CHARACTERS, limit // 2)
+        details = _shortened_details(failure.details, min(_CAUSE_CHARACTERS, room))
+        num_left = max(0, min(_CAUSE_CHARACTERS, limit - len(details)))
+        texts.append((failure.sample, failure.cause[:num_left], details))
     left = num_characters - sum(len(cause) + len(details) for _, cause, details in texts)
     share = left // (2 * len(texts))
     rooms = [left // 2 + share, *[share] * (len(texts) - 1)]  # the first failure is the one most often raised
@@ -211,10 +229,3 @@ class Answer:
             failures = tuple(_failure(*text) for text in json.loads(zlib.decompress(message[end:])))
         tally = Tally(num_samples=num_samples, busy_ns=busy_ns, counts=counts, numbered=numbered)
         return cls(worker=worker, serial=serial, tally=tally, failures=failures)
-
-
-def cannot_open(answer: Answer) -> WorkerError:
-    """Return the error for an answer with serial number 0."""
-    failure = answer.failures[0]
-    text = failure.details.get("traceback", "").rstrip()
-    return WorkerError(f"worker {answer.worker} cannot prepare for its work: {failure.cause}\n{text}")

@@ -3,24 +3,99 @@
 import functools
 import io
 import marshal
+import os
+import pickle
 import sys
+import threading
 from collections import ChainMap
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import cloudpickle  # type: ignore[import-untyped]
 
 from mpload.errors import ArgumentError
 from mpload.transport.shared_tensors import reduced_storage
 
-__all__ = ["is_importable", "pickle_work"]
+__all__ = ["SCRIPT_NAMES", "ScriptPickler", "is_importable", "pickle_work", "pickled_for_workers"]
+
+SCRIPT_NAMES = ("__main__", "__mp_main__")
+"""Names of the script's module. `multiprocessing` gives it the second one in the processes that it spawns."""
 
 _MAX_STEPS = 20
 _LEAVES = (ModuleType, BuiltinFunctionType, type, str, bytes, int, float, type(None))
 
 
-class _Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]
+_LINEAGE = os.urandom(16)
+"""The same in a process and its forks, and in no other process."""
+_registering = threading.RLock()
+
+
+class ScriptPickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """Pickles by value all that the script defines, also in a process that `multiprocessing` has spawned.
+
+    There the script's module is `__mp_main__`, which cloudpickle takes for a module that any process can import.
+    """
+
+    def reducer_override(self, value: Any) -> Any:
+        """Return how to pickle a value; `NotImplemented` leaves it to pickle."""
+        if not isinstance(value, type | FunctionType | TypeVar) or value.__module__ != SCRIPT_NAMES[1]:
+            return super().reducer_override(value)
+        with _script_by_value():
+            if isinstance(value, TypeVar):
+                return self.dispatch_table[TypeVar](value)
+            return super().reducer_override(value)
+
+
+@contextmanager
+def _script_by_value() -> Iterator[None]:
+    """Have cloudpickle pickle the script's module by value, if it is `__mp_main__`. Afterwards all is as before."""
+    script = sys.modules.get(SCRIPT_NAMES[1])
+    with _registering:
+        # In a process that was not spawned, multiprocessing uses this name for `__main__`.
+        is_other = script is None or script.__name__ != SCRIPT_NAMES[1]
+        if is_other or SCRIPT_NAMES[1] in cloudpickle.list_registry_pickle_by_value():
+            yield
+            return
+        cloudpickle.register_pickle_by_value(script)
+        try:
+            yield
+        finally:
+            cloudpickle.unregister_pickle_by_value(script)
+
+
+def pickled_for_workers(value: object) -> bytes:
+    """Return a value as bytes for workers that run already: forks of this process, or of a zygote that is none.
+
+    A fork finds what the script defines by its name: a copy of a class would be another class to `is` and `isinstance`.
+    """
+    return _dumped(_PicklerForWorkers, value)
+
+
+def _dumped(kind: type[ScriptPickler], value: object) -> bytes:
+    pickled = io.BytesIO()
+    kind(pickled, protocol=pickle.HIGHEST_PROTOCOL).dump(value)
+    return pickled.getvalue()
+
+
+class _PicklerForWorkers(ScriptPickler):
+    """Pickles what the script defines by name and by value."""
+
+    def reducer_override(self, value: Any) -> Any:
+        if not isinstance(value, type | FunctionType) or value.__module__ not in SCRIPT_NAMES:
+            return super().reducer_override(value)
+        by_value = _dumped(ScriptPickler, value)
+        return _of_script, (_LINEAGE, value.__module__, value.__qualname__, by_value)
+
+
+def _of_script(lineage: bytes, module: str, name: str, by_value: bytes) -> Any:
+    """Return what the script defines: this process's own if it is a fork of the one that has pickled it."""
+    found = _found(module, name) if lineage == _LINEAGE else None
+    return pickle.loads(by_value) if found is None else found  # noqa: S301  from our own process
+
+
+class _Pickler(ScriptPickler):
     """Pickles what cloudpickle does not: see `reducer_override`.
 
     The file names of functions, which tracebacks of workers need, are kept: cloudpickle drops them from 3.1.3 on.
@@ -41,7 +116,7 @@ class _Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]
         if reduced is not None:
             return reduced
         if isinstance(value, functools._lru_cache_wrapper) and (  # noqa: SLF001
-            value.__module__ == "__main__" or not is_importable(value)
+            value.__module__ in SCRIPT_NAMES or not is_importable(value)
         ):
             return _cached, (value.__wrapped__, value.cache_parameters())
         if type(value) is functools.cached_property:  # which has a lock, before Python 3.12
@@ -83,10 +158,14 @@ def _cached_property(function: Callable[[Any], Any], name: str | None) -> Any:
 
 def is_importable(value: Any) -> bool:
     """Return whether a class or function can be found by its name, in this process."""
-    found: Any = sys.modules.get(value.__module__ or "")
-    for name in value.__qualname__.split("."):
+    return _found(value.__module__ or "", value.__qualname__) is value
+
+
+def _found(module: str, qualified_name: str) -> Any:
+    found: Any = sys.modules.get(module)
+    for name in qualified_name.split("."):
         found = getattr(found, name, None)
-    return found is value
+    return found
 
 
 def _culprit(work: object) -> str:

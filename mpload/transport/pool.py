@@ -15,7 +15,7 @@ from mpload.transport.chunks import Chunk, after_death, cut
 from mpload.transport.crew import Crew, Death
 from mpload.transport.forking import Forks
 from mpload.transport.issuing import Issuing
-from mpload.transport.messages import NOTICE, Failure, cannot_open
+from mpload.transport.messages import NOTICE, Failure
 from mpload.transport.parts import CloseOnError, PoolParts
 from mpload.transport.progress import Progress, progress_of
 from mpload.transport.ring import SlotRing, blank
@@ -337,8 +337,6 @@ class WorkerPool:
     def _read_answers(self, batch: PendingBatch | None = None) -> None:
         """Process the answers that have arrived: all of them, or only until `batch` is complete."""
         while (batch is None or batch.num_left) and (answer := self._inbox.read()) is not None:
-            if not answer.serial:
-                raise cannot_open(answer)
             if answer.serial == NOTICE:
                 self._notices.extend(answer.failures)
                 continue

@@ -232,12 +232,14 @@ def _fill(work: Work, chunk: Chunk, arrays: SlotArrays, report: ChunkReport) -> 
         if chunk.num_samples == 1:
             _fail(arrays, chunk.first, error, report)
             return
-        report.failures.clear()
-        for sample in range(chunk.first, chunk.last):
-            try:
-                _fill_range(work, chunk.task, arrays, range(sample, sample + 1), report)
-            except BaseException as own_error:  # noqa: BLE001  as above
-                _fail(arrays, sample, own_error, report)
+    else:
+        return
+    report.failures.clear()
+    for sample in range(chunk.first, chunk.last):  # not in the handler: tracebacks would show both errors
+        try:
+            _fill_range(work, chunk.task, arrays, range(sample, sample + 1), report)
+        except BaseException as error:  # noqa: BLE001  as above
+            _fail(arrays, sample, error, report)
 
 
 def _fill_range(work: Work, task: tuple[int, ...], arrays: SlotArrays, samples: range, report: ChunkReport) -> None:

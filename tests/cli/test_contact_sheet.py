@@ -125,6 +125,7 @@ def test_a_mask_is_drawn_over_its_photo(tmp_path: Path) -> None:
         '{"boxes":[[40,30,40,30]],"labels":[1]}',
         '{"width":240,"height":180,"boxes":[[80,60,80,60]]}',
         "1 0.5 0.5 0.33333333 0.33333333",
+        '{"format":"yolo","boxes":[[0.5,0.5,0.33333333,0.33333333]],"labels":[1]}',
     ],
 )
 def test_boxes_are_drawn_over_their_photo(tmp_path: Path, boxes: str) -> None:
@@ -135,10 +136,18 @@ def test_boxes_are_drawn_over_their_photo(tmp_path: Path, boxes: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "segment", ["[[40,30,80,30,80,60,40,60]]", json.dumps({"size": [90, 120], "counts": RUNS}), COMPRESSED]
+    "boxes",
+    [
+        *(
+            f'{{"boxes":[[40,30,40,30]],"segments":[{segment}]}}'
+            for segment in ("[[40,30,80,30,80,60,40,60]]", json.dumps({"size": [90, 120], "counts": RUNS}), COMPRESSED)
+        ),
+        "1 0.333333 0.333333 0.666666 0.333333 0.666666 0.666666 0.333333 0.666666",
+        "0 0.5 0.5 0.01 0.01\n1 0.333333 0.333333 0.666666 0.333333 0.666666 0.666666 0.333333 0.666666",
+    ],
 )
-def test_segments_are_drawn_over_their_photo(tmp_path: Path, segment: str) -> None:
-    found = changed(photo_with(tmp_path, boxes=f'{{"boxes":[[40,30,40,30]],"segments":[{segment}]}}'))
+def test_segments_are_drawn_over_their_photo(tmp_path: Path, boxes: str) -> None:
+    found = changed(photo_with(tmp_path, boxes=boxes))
     assert found[33:57, 43:77].all()
     assert not found[:27].any()
     assert not found[:, :37].any()
@@ -153,6 +162,7 @@ def test_segments_are_drawn_over_their_photo(tmp_path: Path, segment: str) -> No
         '{"boxes":[[1,2,3]]}',
         '{"boxes":[[1,2,3,1e999]]}',
         "a b c d e",
+        "0 50 50 20 20",
         '{"boxes":[[1,1,1,1]],"width":0}',
         '{"boxes":[["a",1,1,1]]}',
         '{"boxes":[[1,1,1,1]],"segments":[{"size":[9,9],"counts":"~~~~~~~~~~~~~~~~~"}]}',
@@ -162,6 +172,23 @@ def test_objects_that_cannot_be_read_are_a_fact_of_their_tile(tmp_path: Path, bo
     photo_with(tmp_path, boxes=boxes)
     (tile,) = read_sheet(open_index(tmp_path / "index.txt"), num_tiles=4, seed=0).tiles
     assert tile.facts[-1] == "unreadable objects"
+
+
+@pytest.mark.parametrize("name", ["dog", "قطة"])
+def test_the_name_of_a_class_is_written_into_the_box_of_its_object(tmp_path: Path, name: str) -> None:
+    cell = '{"boxes":[[40,30,40,30]],"labels":[1]}'
+    without = changed(photo_with(tmp_path, boxes=cell))
+    text = (tmp_path / "index.txt").read_text()
+    drawn = []
+    for classes in (name, f"{name}{name}"):
+        (tmp_path / "index.txt").write_text(text.replace("\nred", f"\n#classes cat\t{classes}\nred"))
+        (tile,) = read_sheet(open_index(tmp_path / "index.txt"), num_tiles=4, seed=0).tiles
+        assert not isinstance(tile.image, str)
+        drawn.append(changed(np.asarray(tile.image, np.uint8)) & ~without)
+    rows, columns = np.nonzero(drawn[0])
+    assert (rows.min() >= 30, rows.max() < 45, columns.min() >= 40, columns.max() < 80) == (True,) * 4
+    is_shown_by_name = name.isascii()
+    assert (drawn[1].sum() > drawn[0].sum()) == is_shown_by_name  # names in other scripts are shown as numbers
 
 
 def test_a_caption_is_shown_with_its_photo(tmp_path: Path) -> None:

@@ -83,6 +83,7 @@ def test_a_set_with_a_name_that_is_no_image_is_refused(tmp_path: Path, name: str
         (f"<a>{DOG.format('')}</a>".replace("<xmin>1", "<xmin>inf"), "xmin must be a number, got 'inf'"),
         (f"<a>{DOG.format('')}</a>".replace("<ymin>2</ymin>", ""), "ymin must be a number, got None"),
         (f"<a>{DOG.format('')}</a>".replace("dog", ""), "the name of an object is ''"),
+        (f"<a>{DOG.format('')}</a>".replace("<xmax>3", "<xmax>-1"), r"must not be below its xmin .* \[1, 2, -1, 4.5\]"),
         ("<a>" + " " * (5 << 20) + "</a>", "is larger than 4194304 bytes"),
         ('<?xml version="1.0" encoding="x"?><a/>', "is not XML"),
     ],

@@ -19,7 +19,7 @@ from mpload.errors import ArgumentError, IndexChangedError, IndexNotFoundError, 
 from mpload.index.growth import is_prefix
 from mpload.index.text import format_line
 from mpload.ingest import appending
-from tests.support.programs import REPOSITORY
+from tests.support.programs import REPOSITORY, mpload
 
 names = st.sets(st.sampled_from([f"{kind}/{name}.jpg" for kind in "abcd" for name in ("1", "2", "ü", "x\ty", "#")]))
 
@@ -154,6 +154,47 @@ def test_a_list_of_texts_grows_by_lines_that_are_new(tmp_path: Path) -> None:
     found = append_to_index(source, out, columns="text:str label:int")
     assert (found.num_new, found.num_gone, found.gone) == (1, 1, "one, 1")
     assert [list(record.cells) for record in open_index(out)] == [["one", 1], ["two", 2], ["three", 3]]
+
+
+@pytest.mark.parametrize("names", [["dog", "cat"], ["10", "9"], ["010", "2"]])
+def test_a_list_that_names_its_classes_grows_and_they_keep_their_numbers(tmp_path: Path, names: list[str]) -> None:
+    source, out = tmp_path / "list.csv", tmp_path / "out.txt"
+    lines = [f"{number}.jpg,{name}\n" for number, name in enumerate(names)]
+    source.write_text("image,species\n" + "".join(lines))
+    build_index(source, out, classes_from="species")
+    source.write_text("image,species\n" + "".join([*lines, f"5.jpg,{names[1]}\n"]))
+    found = append_to_index(source, out, classes_from="species")
+    assert (found.num_new, found.num_changed, found.new_classes) == (1, 0, ())
+    index = open_index(out)
+    assert index.classes == tuple(sorted(names))
+    assert [index.classes[int(str(record["label"]))] for record in index] == [*names, names[1]]
+
+
+@pytest.mark.processes
+def test_the_command_line_appends_with_the_option_that_names_the_classes(tmp_path: Path) -> None:
+    source, out = tmp_path / "list.csv", tmp_path / "out.txt"
+    source.write_text("image,label\n1.jpg,dog\n")
+    assert mpload("index", source, "-o", out, "--classes-from", "label").returncode == 0
+    source.write_text("image,label\n1.jpg,dog\n2.jpg,dog\n")
+    ran = mpload("index", source, "-o", out, "--classes-from", "label", "--append")
+    assert "appended 1 sample, now 2 samples" in ran.stdout, ran.stderr
+
+
+def test_a_class_that_the_index_lacks_is_refused_and_changes_nothing(tmp_path: Path) -> None:
+    source, out, plain = tmp_path / "list.csv", tmp_path / "out.txt", tmp_path / "plain.txt"
+    source.write_text("image,species\n1.jpg,dog\n2.jpg,cat\n")
+    build_index(source, out, classes_from="species")
+    build_index(source, plain)
+    with pytest.raises(
+        ArgumentError, match=r"plain\.txt: has no classes, so it was made without classes_from='species'"
+    ):
+        append_to_index(source, plain, classes_from="species")
+    source.write_text("image,species\n1.jpg,dog\n2.jpg,cat\n3.jpg,dgo\n")
+    before = out.read_bytes()
+    message = r"column 'species' of the source names the class 'dgo', which is not among the 2 classes of the index"
+    with pytest.raises(ArgumentError, match=message):
+        append_to_index(source, out, classes_from="species")
+    assert out.read_bytes() == before
 
 
 def refused(tmp_path: Path) -> dict[str, Any]:

@@ -4,12 +4,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from mpload import MPDataset, RawBytes, Topology, build_index, open_index
 from mpload.errors import ArgumentError, StorageError
 from mpload.ingest.class_names import with_labels
 from mpload.ingest.lists import open_list
-from tests.support.ingested import columns_of
+from tests.support.ingested import columns_of, make_files
 
 
 def write(folder: Path, text: str) -> Path:
@@ -35,8 +37,40 @@ def test_numbers_with_gaps_are_numbered_without(tmp_path: Path) -> None:
     source = write(tmp_path, "image,category\na.jpg,90\nb.jpg,7\nc.jpg,90\nd.jpg,11\n")
     build_index(source, tmp_path / "x.txt", classes_from="category")
     index = open_index(tmp_path / "x.txt")
-    assert index.classes == ("7", "11", "90")
-    assert [record["label"] for record in index] == [2, 0, 2, 1]
+    assert index.classes == ("11", "7", "90")
+    assert [record["label"] for record in index] == [2, 1, 2, 0]
+
+
+@settings(max_examples=30)
+@given(
+    names=st.lists(
+        st.from_regex(r"[0-9]{1,3}(\.[0-9])?", fullmatch=True) | st.from_regex(r"[A-Za-z0-9_-]{1,4}", fullmatch=True),
+        min_size=1,
+        max_size=6,
+        unique_by=str.lower,
+    )
+)
+def test_a_list_numbers_its_classes_as_a_folder_of_the_same_classes_does(
+    names: list[str], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("classes")
+    for name in names:
+        make_files(folder / "train", f"{name}/1.jpg")
+    build_index(folder / "train", folder / "folder.txt")
+    (folder / "list.csv").write_text("image,species\n" + "".join(f"train/{name}/1.jpg,{name}\n" for name in names))
+    build_index(folder / "list.csv", folder / "list.txt", classes_from="species")
+    of_folder, of_list = open_index(folder / "folder.txt"), open_index(folder / "list.txt")
+    assert of_list.classes == of_folder.classes
+    labels = {record["image"]: record["label"] for record in of_folder}
+    assert {str(record["image"]).removeprefix("train/"): record["label"] for record in of_list} == labels
+
+
+def test_the_classes_of_an_index_keep_their_names_and_numbers(tmp_path: Path) -> None:
+    source = tmp_path / "old.txt"
+    source.write_text("#mpload 1\n#columns image:path label:int\n#classes zebra\tant\na.jpg\t1\nb.jpg\t0\n")
+    index = open_index(build_index(source, tmp_path / "new.txt", classes_from="label"))
+    assert index.classes == ("zebra", "ant")
+    assert [record["label"] for record in index] == [1, 0]
 
 
 def test_all_parts_of_a_split_have_all_classes(tmp_path: Path) -> None:

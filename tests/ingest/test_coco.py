@@ -197,6 +197,7 @@ def test_contradictions_are_errors_that_say_what(tmp_path: Path, members: dict[s
         ({"bbox": [1, 2, 3, 1e400]}, "'bbox' must be four numbers"),
         ({"bbox": [1, 2, 3, 10**400]}, "'bbox' must be four numbers"),
         ({"bbox": [1, 2, 3, True]}, "'bbox' must be four numbers"),
+        ({"bbox": [1, 2, 3, -4]}, r"'bbox' is x, y, width and height, but has a negative .*: \[1, 2, 3, -4\]"),
         ({"category_id": "cat"}, "'category_id' must be an integer"),
         ({"area": "big"}, "'area' must be a number"),
         ({"caption": 3}, "'caption' must be a text"),

@@ -100,8 +100,8 @@ def test_the_error_names_the_first_difference_in_columns_or_classes(tmp_path: Pa
     other = write(tmp_path / "d.txt", "x\t0", classes="cat frog")
     for source, message in [
         (columns, r"b\.txt: has columns 'image:path', but .*a\.txt has 'image:path label:int'"),
-        (fewer, r"c\.txt: has 1 classes, but .*a\.txt has 2"),
-        (other, r"d\.txt: has class 1 'frog', but in .*a\.txt it is 'dog'"),
+        (fewer, r"c\.txt: has 1 classes, but .*a\.txt has 2.*match_classes=True"),
+        (other, r"d\.txt: has class 1 'frog', but in .*a\.txt it is 'dog'.*Mixture\(\.\.\., match_classes=True\)"),
     ]:
         with pytest.raises(ArgumentError, match=message):
             merge_indexes([a, a, source], tmp_path / "all.txt")

@@ -1,5 +1,6 @@
 """Folders of images with their masks, captions and other files."""
 
+import warnings
 from pathlib import Path
 
 import pytest
@@ -44,15 +45,48 @@ def test_a_flat_folder_with_a_text_for_each_image_has_captions(tmp_path: Path) -
 
 
 def test_texts_that_are_not_captions_are_left_out_as_before(tmp_path: Path) -> None:
-    flat = make_files(tmp_path / "flat", "a.jpg", "b.jpg", "a.txt", "c.md")
-    with pytest.warns(MploadWarning, match="2 files with other extensions"):
+    flat = make_files(tmp_path / "flat", "a.jpg", "b.jpg", "a.md", "README.txt", "b.TXT")
+    with pytest.warns(MploadWarning, match="3 files with other extensions"):
         out = build_index(flat, tmp_path / "x.txt")
     assert cells(out) == [("a.jpg",), ("b.jpg",)]
-    make_files(flat, "other.txt")
-    with pytest.raises(ArgumentError, match=r"image b\.jpg has no file .*b\.txt .*give columns='image:path'"):
+
+
+def test_texts_of_no_image_are_left_out_beside_captions_and_counted(tmp_path: Path) -> None:
+    flat = make_files(tmp_path / "flat", "a.jpg", "a.PNG", "a.txt", "b.jpg", "b.txt", "README.txt", "zz.txt")
+    with pytest.warns(MploadWarning, match=r": 2 texts with no image of the same name .*such as README\.txt$"):
+        out = build_index(flat, tmp_path / "x.txt")
+    assert cells(out) == [("a.PNG", "a.txt"), ("a.jpg", "a.txt"), ("b.jpg", "b.txt")]
+
+
+def test_an_image_without_a_caption_is_an_error_if_another_image_has_one(tmp_path: Path) -> None:
+    flat = make_files(tmp_path / "flat", "a.jpg", "b.jpg", "c.jpg", "c.txt")
+    with pytest.raises(ArgumentError, match=r"image a\.jpg has no file .*a\.txt .*give columns='image:path'"):
         build_index(flat, tmp_path / "x.txt")
     with pytest.warns(MploadWarning):
-        assert cells(build_index(flat, tmp_path / "x.txt", columns="image:path")) == [("a.jpg",), ("b.jpg",)]
+        assert len(cells(build_index(flat, tmp_path / "x.txt", columns="image:path"))) == 3
+
+
+_STEMS = st.sets(st.sampled_from(["a", "a.b", "a-b", "B", "\u00fc", "README"]), max_size=6)
+
+
+@given(images=_STEMS.filter(bool), texts=_STEMS)
+def test_captions_are_a_column_exactly_if_an_image_has_one(
+    images: set[str], texts: set[str], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    place = tmp_path_factory.mktemp("captions")
+    make_files(place / "flat", *(f"{stem}.jpg" for stem in images), *(f"{stem}.txt" for stem in texts))
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        if images & texts and images - texts:
+            with pytest.raises(ArgumentError, match="has no file"):
+                build_index(place / "flat", place / "x.txt")
+            return
+        found = cells(build_index(place / "flat", place / "x.txt"))
+    names = sorted(f"{stem}.jpg" for stem in images)
+    assert found == [(name, f"{name[:-4]}.txt") if images & texts else (name,) for name in names]
+    assert [str(each.message).split(": ")[1].split()[0] for each in warned] == [str(len(texts - images))] * bool(
+        texts - images
+    )
 
 
 def test_patterns_add_the_files_of_each_image_in_class_folders(tmp_path: Path) -> None:

@@ -81,7 +81,7 @@ def test_columns_without_a_label_list_all_images_below_the_folder(tmp_path: Path
 def test_a_warning_counts_what_was_left_out(tmp_path: Path) -> None:
     tree = make_files(tmp_path / "tree", "c/1.jpg", "c/.2.jpg", ".hidden/3.jpg", "top.jpg", "c/4.raw", "c/readme.TXT")
     (tree / "c" / "link.jpg").symlink_to("1.jpg")
-    (tree / "linked").symlink_to("c")
+    (tree / "c" / "linked").symlink_to(".")
     (tree / "c" / "folder.jpg").mkdir()
     os.mkfifo(tree / "c" / "pipe.jpg")
     with pytest.warns(MploadWarning) as warned:
@@ -104,8 +104,8 @@ def test_options_include_links_hidden_files_and_other_extensions(tmp_path: Path)
     (tree / "link").symlink_to(tmp_path / "elsewhere")
     (tree / "c" / "6.jpg").symlink_to("1.jpg")
     options = FolderOptions(follow_links=True, hidden=True, extensions=(".jpg", ".raw"))
-    out = build_index(tree, tmp_path / "train.txt", folder=options)
-    assert cells(out) == as_image_folder(tree, (".jpg", ".raw"))
+    out = build_index(tree, tmp_path / "train.txt", folder=options, root=tmp_path)
+    assert cells(out) == [(f"tree/{path}", label) for path, label in as_image_folder(tree, (".jpg", ".raw"))]
     assert len(open_index(out)) == 6
 
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpload import build_index, open_index
+from mpload import MPDataset, RawBytes, Topology, build_index, open_index
 from mpload.errors import ArgumentError, MploadWarning, StorageError
 from mpload.ingest.table_cells import cell_type, cells_of
 from tests.support.ingested import JPEG, cells, columns_of
@@ -146,3 +146,115 @@ def test_nested_lists_are_json_that_gives_them_back(values: list[Any]) -> None:
     type_ = cell_type(array.type)
     assert type_ is not None
     assert [json.loads(str(cell)) for cell in cells_of(array, type_)] == values
+
+
+FINE, COARSE = ("apple", "bear", "rose"), ("fruit", "animal")
+
+
+def of_hugging_face(path: Path, classes: dict[str, tuple[str, ...]], **values: list[int]) -> Path:
+    """Write a table whose metadata declares these columns as class labels, in this order."""
+    features = {name: {"names": list(names), "_type": "ClassLabel"} for name, names in classes.items()}
+    table = make_table(**values).drop_columns([] if "label" in classes else ["label"])
+    metadata = {"huggingface": json.dumps({"info": {"features": {"image": {"_type": "Image"}, **features}}})}
+    return write(table.replace_schema_metadata(metadata), path)
+
+
+@pytest.mark.parametrize("name", ["x.parquet", "x.arrow"])
+def test_the_first_of_several_columns_of_class_labels_names_the_classes_and_none_is_renamed(
+    tmp_path: Path, name: str
+) -> None:
+    declared = {"fine_label": FINE, "coarse_label": COARSE}
+    source = of_hugging_face(tmp_path / name, declared, coarse_label=[0, 1, 0], fine_label=[0, 1, 2])
+    image = "row" if name == "x.parquet" else "span"
+    message = "column 'fine_label' names the classes. --classes-from NAME, or .*, chooses another: 'coarse_label'"
+    with pytest.warns(MploadWarning, match=message):
+        index = open_index(build_index(source, tmp_path / "x.txt"))
+    assert columns_of(tmp_path / "x.txt") == f"image:{image} fine_label:int coarse_label:int"
+    assert index.classes == FINE
+    assert index.labels is not None
+    assert index.labels[:].tolist() == [0, 1, 2]
+    index = open_index(build_index(source, tmp_path / "y.txt", classes_from="coarse_label"))
+    assert columns_of(tmp_path / "y.txt") == f"image:{image} fine_label:int label:int"
+    assert index.classes == COARSE
+    assert index.labels is not None
+    assert index.labels[:].tolist() == [0, 1, 0]
+    assert open_index(build_index(source, tmp_path / "z.txt", classes_from="fine_label")).classes == FINE
+    index = open_index(build_index(source, tmp_path / "c.txt", columns=f"image:{image} coarse_label:int"))
+    assert index.classes == COARSE
+
+
+def test_of_several_columns_of_class_labels_the_one_called_label_names_the_classes(tmp_path: Path) -> None:
+    source = of_hugging_face(tmp_path / "x.parquet", {"kind": COARSE, "label": FINE}, kind=[0, 1, 0])
+    with pytest.warns(MploadWarning, match="column 'label' names the classes"):
+        index = open_index(build_index(source, tmp_path / "x.txt"))
+    assert columns_of(tmp_path / "x.txt") == "image:row label:int kind:int"
+    assert index.classes == FINE
+
+
+def test_a_single_column_of_class_labels_is_the_label_without_a_notice(tmp_path: Path) -> None:
+    source = of_hugging_face(tmp_path / "x.parquet", {"species": FINE}, id=[7, 8, 9], species=[0, 1, 2])
+    index = open_index(build_index(source, tmp_path / "x.txt"))
+    assert columns_of(tmp_path / "x.txt") == "image:row label:int id:int"
+    assert index.classes == FINE
+
+
+@pytest.mark.parametrize("name", ["x.parquet", "x.arrow"])
+def test_columns_of_the_same_name_are_refused(tmp_path: Path, name: str) -> None:
+    table = make_table()
+    source = write(pa.Table.from_arrays([*table.columns, table["label"]], ["image", "label", "label"]), tmp_path / name)
+    with pytest.raises(
+        ArgumentError, match=r"x\.\w+: has 2 columns called 'label'\. Write the table with a name of its"
+    ):
+        build_index(source, tmp_path / "x.txt")
+
+
+@pytest.mark.parametrize("column", ["u", "label"])
+def test_integers_above_64_bits_can_be_kept_as_text_as_the_error_says(tmp_path: Path, column: str) -> None:
+    values = pa.array([2**64 - 1 - number for number in range(3)], pa.uint64())
+    table = make_table(u=[1, 2, 3])
+    table = table.set_column(table.schema.get_field_index(column), column, values)
+    source = write(table, tmp_path / "x.parquet")
+    columns = "image:row label:int u:int".replace(f"{column}:int", f"{column}:str")
+    message = rf'row 0 has {2**64 - 1} in column \'{column}\', which does not fit .*--columns "{columns}"'
+    with pytest.raises(ArgumentError, match=message):
+        build_index(source, tmp_path / "x.txt")
+    assert not (tmp_path / "x.txt").exists()
+    index = open_index(build_index(source, tmp_path / "x.txt", columns=columns))
+    assert [record[column] for record in index] == [str(2**64 - 1 - number) for number in range(3)]
+
+
+@pytest.mark.parametrize("name", ["x.parquet", "x.arrow"])
+@pytest.mark.parametrize("kind", ["dictionary", "large", "fixed", "struct"])
+def test_bytes_of_every_kind_are_images_and_are_read_again(tmp_path: Path, name: str, kind: str) -> None:
+    values = [JPEG, JPEG[::-1], JPEG]
+    arrays: dict[str, pa.Array[Any]] = {
+        "dictionary": pa.array(values).dictionary_encode(),
+        "large": pa.array(values, pa.large_binary()),
+        "fixed": pa.array(values, pa.binary(len(JPEG))),
+        "struct": pa.StructArray.from_arrays([pa.array(values).dictionary_encode()], ["bytes"]),
+    }
+    source = write(pa.table({"image": arrays[kind], "label": [0, 1, 2]}), tmp_path / name)
+    build_index(source, tmp_path / "x.txt")
+    found = list(MPDataset(tmp_path / "x.txt", decode=RawBytes(), topology=Topology()))
+    assert found == [(value, label) for label, value in enumerate(values)]
+
+
+def test_hashes_beside_images_are_no_images(tmp_path: Path) -> None:
+    source = write(make_table(sha1=pa.array([b"x" * 20] * 3, pa.binary(20))), tmp_path / "x.parquet")
+    with pytest.warns(MploadWarning, match="cannot be written as text, such as sha1"):
+        build_index(source, tmp_path / "x.txt")
+    assert columns_of(tmp_path / "x.txt") == "image:row label:int"
+
+
+def test_the_error_of_a_table_without_images_names_the_types(tmp_path: Path) -> None:
+    source = write(pa.table({"image": ["a.jpg"], "label": [1]}), tmp_path / "x.parquet")
+    with pytest.raises(ArgumentError, match=r"no column of images, but 'image' \(string\), 'label' \(int64\)"):
+        build_index(source, tmp_path / "x.txt")
+
+
+def test_a_label_that_is_missing_can_be_left_out_as_the_error_says(tmp_path: Path) -> None:
+    table = make_table().set_column(1, "label", pa.array([1, None, 2]))
+    source = write(table, tmp_path / "x.parquet")
+    with pytest.raises(ArgumentError, match=r"row 1 has no value in column 'label'.*columns='image:row'"):
+        build_index(source, tmp_path / "x.txt")
+    assert len(open_index(build_index(source, tmp_path / "x.txt", columns="image:row"))) == 3

@@ -15,7 +15,7 @@ from mpload import (
     Topology,
     open_index,
 )
-from mpload.errors import MploadWarning, SampleError, TooManyBadSamples
+from mpload.errors import MploadError, MploadWarning, SampleError, TooManyBadSamples
 from tests.support.batches import crops
 
 
@@ -78,3 +78,16 @@ def test_a_job_that_skips_too_many_samples_is_stopped(photos: Path, tmp_path: Pa
     with pytest.warns(MploadWarning), pytest.raises(TooManyBadSamples, match=r"51 of 51 samples failed, more than"):
         list(dataset)
     assert len((tmp_path / "report.jsonl").read_text().splitlines()) == 51
+
+
+def test_a_report_that_cannot_be_written_shows_some_bad_samples(tmp_path: Path) -> None:
+    index = tmp_path / "bad.txt"
+    index.write_text("".join(f"missing-{number}.jpg\t0\n" for number in range(200)))
+    policy = ErrorPolicy(action="skip", report=tmp_path / "missing" / "report.jsonl", max_error_fraction=1)
+    dataset = MPDataset(index, batch_size=50, on_error=policy, topology=Topology(), tail="ragged")
+    with pytest.warns(MploadWarning) as warned, pytest.raises(MploadError):
+        list(dataset)
+    shown = [str(each.message) for each in warned if "cannot be written" in str(each.message)]
+    assert len(shown) == 20
+    assert "missing-0.jpg" in shown[0]
+    assert shown[-1].endswith("Further ones are not shown")

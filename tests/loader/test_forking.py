@@ -7,7 +7,9 @@ import signal
 import subprocess
 import sys
 import threading
+from enum import Enum
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import cv2
@@ -101,6 +103,27 @@ def test_classes_of_the_script_keep_their_identity(monkeypatch: pytest.MonkeyPat
         assert {type(scene) for batch in loader for scene in batch} == {Scene}
 
 
+class Split(Enum):
+    TRAIN = "train"
+    TEST = "test"
+
+
+class BySplit(Tuples):
+    def __getitem__(self, split: Any) -> int:
+        return int(split is Split.TRAIN)
+
+
+@pytest.mark.parametrize("name", ["__main__", "__mp_main__"])
+def test_classes_of_the_script_that_a_sampler_yields_keep_their_identity(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Split, "__module__", name)
+    monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    monkeypatch.setattr(sys.modules[name], "Split", Split, raising=False)
+    with forked(BySplit(), sampler=[Split.TRAIN, Split.TEST, Split.TRAIN], tail=None) as loader:
+        assert [batch.tolist() for batch in loader] == [[1, 0, 1]]
+
+
 def test_a_killed_worker_loses_and_repeats_no_sample(tmp_path: Path) -> None:
     with forked(Killing(tmp_path / "once")) as loader:
         assert torch.cat(list(loader)).tolist() == list(range(23))
@@ -115,6 +138,13 @@ def test_a_killed_zygote_is_replaced() -> None:
             if number == 3:
                 os.kill(loader.pids["mpload-zygote"], signal.SIGKILL)
         assert received == list(range(100))
+
+
+def test_processes_close_their_sockets(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "unraisablehook", sys.__unraisablehook__)  # warnings are errors, which it prints
+    with forked(Tuples()) as loader:
+        assert len(list(loader)) == 5
+    assert capfd.readouterr().err == ""
 
 
 def test_an_error_arrives_with_its_cause() -> None:

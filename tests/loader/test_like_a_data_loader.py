@@ -1,11 +1,16 @@
 """What PyTorch's own tests ask of a DataLoader, asked of an MPLoader: `tests.support.torch_yardstick` runs those."""
 
+import errno
 import os
+import pickle
 import sys
 import warnings
 from collections.abc import Callable
+from pathlib import Path
+from traceback import format_exception
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import (
@@ -23,8 +28,8 @@ from torch.utils.data import (
 )
 from torch.utils.data.datapipes.iter import IterableWrapper
 
-from mpload import ArgumentError, MPLoader, MploadWarning
-from tests.support.map_styles import Broken, Tuples
+from mpload import ArgumentError, MPLoader, MploadWarning, WorkerError
+from tests.support.map_styles import Broken, Counted, Tuples
 from tests.support.streams_of_users import Counting, Sharded
 from tests.support.whole_batches import AllAtOnce, Listed, Meeting, same
 
@@ -50,6 +55,8 @@ CALLS: dict[str, Callable[[], tuple[Any, dict[str, Any]]]] = {
         TENSORS,
         {"sampler": RandomSampler(TENSORS, replacement=True, num_samples=9, generator=torch.Generator())},
     ),
+    "memoryviews": lambda: ([memoryview(bytes([number, 7])) for number in range(4)], {"batch_size": 2}),
+    "memoryviews one by one": lambda: ([memoryview(bytes([number, 7])) for number in range(4)], {"batch_size": None}),
     "collections": lambda: (Listed(), {"batch_size": 5}),
     "an iterable dataset": lambda: (Counting(), {"batch_size": 4}),
     "a chain": lambda: (ChainDataset([Counting(), Counting(3)]), {"batch_size": 4}),
@@ -173,6 +180,61 @@ def test_batches_are_page_locked_if_that_is_asked_for(num_workers: int) -> None:
         received = list(batches)
     assert all(tensor.is_pinned() for batch in received for tensor in batch)
     assert torch.equal(torch.cat([batch[1] for batch in received]), torch.arange(20))
+
+
+def test_read_only_arrays_of_a_sample_can_be_written_to_in_a_batch() -> None:
+    arrays: Any = [np.frombuffer(bytes([number, 7]), np.uint8) for number in range(4)]
+    for make in (loader, DataLoader):
+        for batch in make(arrays, batch_size=2, num_workers=1, collate_fn=list):
+            batch[0] += 1
+
+
+@pytest.mark.parametrize("sample", [2, 14])  # in a batch of an unknown form, and in a later one
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_sample_that_fails_is_asked_for_once(sample: int, num_workers: int, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+
+    class FailsOnce(Counted):
+        def __getitem__(self, i: int) -> int:
+            has_failed = f"{sample}\n" in log.read_text() if log.exists() else False
+            super().__getitem__(i)
+            if i == sample and not has_failed:
+                raise KeyError("only the first time")
+            return i
+
+    with (
+        loader(FailsOnce(log), batch_size=4, num_workers=num_workers) as batches,
+        pytest.raises(KeyError, match="only the first time") as raised,
+    ):
+        list(batches)
+    assert log.read_text().splitlines().count(str(sample)) == 1
+    assert "During handling" not in "".join(format_exception(raised.value))
+
+
+@pytest.mark.parametrize("options", [{}, {"collate_fn": list}])
+def test_an_error_with_a_long_text_is_of_the_class_of_the_datasets_error(options: dict[str, Any]) -> None:
+    class Wordy(Tuples):
+        def __getitem__(self, _: int) -> Any:
+            raise UnicodeError("x" * 100_000)
+
+    with loader(Wordy(), batch_size=4, num_workers=1, **options) as batches, pytest.raises(UnicodeError, match="xxx"):
+        next(iter(batches))
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("dataset", [TENSORS, Counting()])
+def test_an_error_in_worker_init_fn_is_of_its_own_class_too(dataset: Any, method: str) -> None:
+    def without_data(_: int) -> None:
+        raise FileNotFoundError(errno.ENOENT, "no such folder", "/data")
+
+    with (
+        pytest.raises(WorkerError, match=r"worker 0 cannot prepare for its work: FileNotFoundError: .*") as raised,
+        loader(dataset, num_workers=1, worker_init_fn=without_data, multiprocessing_context=method) as batches,
+    ):
+        next(iter(batches))
+    assert isinstance(raised.value, FileNotFoundError)
+    assert (raised.value.errno, raised.value.filename) == (errno.ENOENT, "/data")
+    assert type(pickle.loads(pickle.dumps(raised.value))) is WorkerError
 
 
 def test_an_error_is_of_the_class_of_the_datasets_error() -> None:

@@ -6,13 +6,14 @@ import pickle
 import re
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, random_split
+from torch.utils.data import DataLoader, Dataset, IterableDataset, random_split
 
 from mpload import (
     MPDataset,
@@ -76,6 +77,66 @@ def test_every_argument_of_a_data_loader_is_accepted() -> None:
     assert not inspect.signature(DataLoader).parameters.keys() - accepted
     with pytest.raises(ArgumentError, match=r"MPLoader has no argument num_worker=: docs/from-dataloader\.md"):
         MPLoader([*range(8)], num_workers=0, num_worker=0)  # type: ignore[call-overload]
+
+
+def test_arguments_without_names_are_shown_with_the_names_that_a_data_loader_gives_them() -> None:
+    make: Any = MPLoader
+    with pytest.raises(ArgumentError, match=r"all else by name, got 3 .*\(dataset, batch_size=32, shuffle=True\)"):
+        make([*range(8)], 32, True)
+
+    class Halves(MPLoader[Any]):
+        def __init__(self, dataset: Any, batch_size: int) -> None:
+            super().__init__(dataset, batch_size=batch_size // 2, num_workers=0)
+
+    assert len(Halves([*range(8)], 4)) == 4
+
+
+def test_an_attribute_that_only_a_data_loader_has_says_why() -> None:
+    with MPLoader([*range(8)], num_workers=0) as loader:
+        for name in inspect.signature(DataLoader).parameters:
+            if name in {"dataset", "batch_size", "num_workers"}:
+                getattr(loader, name)
+            elif name != "shuffle":
+                with pytest.raises(AttributeError, match=f"no '{name}', because it cannot be rebuilt from its parts"):
+                    getattr(loader, name)
+
+
+class Endless(Dataset[int]):
+    """Has samples, but no number of them."""
+
+    def __getitem__(self, number: int) -> int:
+        return number
+
+
+class Stream(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        yield from range(4)
+
+
+def test_a_dataset_needs_a_length_only_without_a_sampler() -> None:
+    dataset: Any = Endless()
+    sampled: list[dict[str, Any]] = [{"sampler": [4, 5, 6], "batch_size": 3}, {"batch_sampler": [[4, 5, 6]]}]
+    for options in sampled:
+        with MPLoader(dataset, num_workers=0, **options) as loader:
+            assert len(loader) == 1
+            assert [batch.tolist() for batch in loader] == [[4, 5, 6]]
+    with pytest.raises(ArgumentError, match=r"Endless has no __len__, .* or pass sampler= or batch_sampler="):
+        MPLoader(dataset, num_workers=0)
+
+
+def test_a_loader_without_a_length_says_what_lacks_one() -> None:
+    cases: list[tuple[Any, dict[str, Any], str]] = [
+        ([*range(8)], {"sampler": iter([1])}, "sampler"),
+        (Stream(), {}, "dataset"),
+    ]
+    for dataset, options, what in cases:
+        with pytest.raises(TypeError, match=f"the {what} has no length, so the loader of .* has none"):
+            len(MPLoader(dataset, num_workers=0, **options))
+
+
+def test_an_empty_batch_that_fails_is_said_to_have_no_samples() -> None:
+    with pytest.raises(IndexError, match="collate_fn on no samples of list"):
+        list(MPLoader([*range(8)], num_workers=0, batch_sampler=[[]]))
 
 
 def test_arguments_without_a_meaning_are_named_in_one_warning() -> None:

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from numpy.typing import NDArray
 
-from mpload.errors import ArgumentError, DecodeError
+from mpload import MPDataset
+from mpload.errors import ArgumentError, DecodeError, SampleError
 from mpload.images.decoders import NumpyDecoder
 from mpload.index.opening import open_index
 from mpload.samples.batch import Batch
@@ -72,6 +73,34 @@ def test_nothing_is_unpickled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_arrays_of_anything_but_numbers_are_refused(array: NDArray[Any]) -> None:
     with pytest.raises(DecodeError, match="Only arrays of numbers"):
         NumpyDecoder()(npy(array))
+
+
+def test_numbers_that_pytorch_does_not_have_are_an_error_that_names_the_sample(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.zeros(2, np.longdouble))
+    (tmp_path / "all.txt").write_text("a.npy\n")
+    for dtype in (np.longdouble, np.clongdouble):
+        with pytest.raises(DecodeError, match=r"which PyTorch does not have\. Store it as (float64|complex128)$"):
+            NumpyDecoder()(npy(np.zeros(2, dtype)))
+    with pytest.raises(SampleError, match=r"all\.txt:1: sample 0 \(a\.npy\): .*which PyTorch does not have"):
+        batch_of(tmp_path / "all.txt", NumpyDecoder())
+
+
+def several_arrays(data: bytes) -> dict[str, NDArray[Any]]:
+    return dict(np.load(io.BytesIO(data)))
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_a_file_of_several_arrays_is_an_error_that_says_how_to_read_it(tmp_path: Path, save: Any) -> None:
+    save(tmp_path / "a.npz", x=np.arange(3), y=np.float32(4))
+    data = (tmp_path / "a.npz").read_bytes()
+    with pytest.raises(
+        DecodeError, match=r"\.npz archive of several .* returns dict\(numpy\.load\(io\.BytesIO\(data\)\)\)$"
+    ):
+        NumpyDecoder()(data)
+    (tmp_path / "all.txt").write_text("#mpload 1\n#columns arrays:path\na.npz\n")
+    batch = next(iter(MPDataset(tmp_path / "all.txt", decode={"arrays": several_arrays}, batch_size=1)))
+    assert batch["arrays"]["x"].tolist() == [[0, 1, 2]]
+    assert batch["arrays"]["y"].tolist() == [4]
 
 
 def test_a_header_that_claims_more_data_than_there_is_causes_no_allocation() -> None:

@@ -16,6 +16,7 @@ from mpload.images.geometry import Geometry
 from mpload.images.mask import nearest_values
 from mpload.images.resize import Box, View
 from mpload.samples.boxes import Boxes, BoxFormat
+from mpload.samples.keypoints import Keypoints
 from tests.support.geometries import geometries, source_point
 from tests.support.hostile import HOSTILE_JSON, JSON_VALUES
 
@@ -97,9 +98,10 @@ def test_a_box_of_the_result_shows_the_box_of_the_image(geometry: Geometry) -> N
 
 @given(geometries(), corners())
 def test_all_formats_describe_the_same_boxes(geometry: Geometry, boxes: NDArray[np.float64]) -> None:
-    lengths = boxes[:, 2:] - boxes[:, :2]
-    middles = (boxes[:, 2:] + boxes[:, :2]) / 2
     size = [geometry.width, geometry.height]
+    lengths = np.minimum(boxes[:, 2:] - boxes[:, :2], size)
+    middles = ((boxes[:, 2:] + boxes[:, :2]) / 2).clip(0, size)  # the boxes themselves may stick out of the image
+    boxes = np.hstack([middles - lengths / 2, middles + lengths / 2])
     texts: dict[BoxFormat, str] = {
         "xywh": json.dumps(np.hstack([boxes[:, :2], lengths]).tolist()),
         "cxcywh": json.dumps(np.hstack([middles, lengths]).tolist()),
@@ -181,6 +183,27 @@ def test_a_line_with_a_polygon_gives_its_box() -> None:
     np.testing.assert_allclose(made["boxes"], [[20, 20, 60, 60]], atol=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("line", "box"),
+    [
+        ("0 1.01 -0.01 0.1 0.1", [192, 0, 200, 4]),  # rounded
+        ("0 0 1 0.5 0.5", [0, 75, 50, 100]),  # sticks out of the image
+        ("0 -0.2 0.5 0.5 0.5 0.5 1.1", [0, 50, 100, 100]),  # a polygon that does
+    ],
+)
+def test_what_is_legal_beyond_the_image_is_clipped_to_it(line: str, box: list[float]) -> None:
+    np.testing.assert_allclose(Boxes("yolo")(line, PLAIN)["boxes"], [box], atol=1e-4)
+
+
+def test_keypoints_of_boxes_that_are_fractions_are_fractions_too() -> None:
+    text = '{"format":"yolo","boxes":[[0.5,0.5,0.2,0.4]],"labels":[3],"keypoints":[[0.45,0.5,2,0,0,0]]}'
+    made = Boxes("yolo", keypoints=Keypoints())(text, PLAIN)
+    np.testing.assert_allclose(made["boxes"], [[80, 30, 120, 70]], atol=1e-4)
+    np.testing.assert_allclose(made["keypoints"], [[[90, 50, 2], [0, 0, 0]]], atol=1e-4)
+    cropped = Boxes("yolo", keypoints=Keypoints())(text, CROP)
+    np.testing.assert_allclose(cropped["keypoints"][0, 0], [60, 80, 2], atol=1e-4)
+
+
 def test_without_a_geometry_boxes_stay_in_pixels_of_the_image() -> None:
     assert Boxes("xywh")("[[1, 2, 3, 4, 5]]")["boxes"].tolist() == [[1, 2, 4, 6]]
     with pytest.raises(DecodeError, match="need the image: decode a column of images too"):
@@ -215,6 +238,12 @@ def test_small_parts_of_boxes_are_dropped() -> None:
         (Boxes("yolo"), "\n0 0.5 0.5 0.1 nan", "line 2 of the boxes must be"),
         (Boxes("yolo"), "0 0.5 0.5 0.1 1e999", "line 1 of the boxes has a number beyond"),
         (Boxes("yolo"), "0 0.5 0.5 0.1 -0.1", "negative width or height"),
+        (Boxes("yolo"), "0 50 50 20 20", "line 1 of the boxes has centre x 50, which must be a fraction of the im"),
+        (Boxes("yolo"), "0 .5 .5 .1 .1\n0 .5 .5 .1 1.02", "line 2 of the boxes has height 1.02, which must be a frac"),
+        (Boxes("yolo"), "0 9 9 30 9 30 40", "has a polygon with centre x 19.5, .* a data.yaml that names their kpt"),
+        (Boxes("yolo"), "-1 .5 .5 .1 .1", "line 1 of the boxes has class -1, but classes are whole numbers from 0"),
+        (Boxes("yolo"), "0.5 .5 .5 .1 .1", "line 1 of the boxes has class 0.5, but classes are whole numbers from 0"),
+        (Boxes("yolo"), '[{"bbox": [0.5, 0.5, 0.1, 20], "label": 1}]', "box 0 has height 20, which must be a fraction"),
         (Boxes("yolo"), b"\xff\xfe0", "not a text in UTF-8"),
         (Boxes(max_bytes=9), "[[1, 2, 3, 4]]", "14 bytes exceed max_bytes=9"),
         *((Boxes(), text, message) for text, message in HOSTILE_JSON),

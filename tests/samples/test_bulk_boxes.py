@@ -93,14 +93,28 @@ def test_boxes_that_are_read_together_are_those_of_each_file(
 
 
 def sorted_sides(file: list[Any], kind: str) -> list[Any]:
-    """Return the objects with boxes that have no negative side."""
+    """Return the objects with boxes that have no negative side, and that are fractions if `kind` is "yolo"."""
     made = []
     for each in file:
         left, top, right, bottom = each["bbox"]
         box = sorted([left, right]), sorted([top, bottom])
         plain = [box[0][0], box[1][0], box[0][1], box[1][1]]
-        made.append({**each, "bbox": plain if kind == "xyxy" else [left, top, abs(right), abs(bottom)]})
+        found = plain if kind == "xyxy" else [left, top, abs(right), abs(bottom)]
+        made.append({**each, "bbox": [number % 1 for number in found] if kind == "yolo" else found})
     return made
+
+
+@pytest.mark.parametrize("place", range(4))
+@pytest.mark.parametrize(("number", "is_read"), [(1.01, True), (1.0101, False), (50, False), (-0.0101, False)])
+def test_boxes_that_must_be_fractions_are_declined_if_they_are_none(place: int, number: float, is_read: bool) -> None:
+    box = [0.5, 0.5, 0.1, 0.1]
+    box[place] = number
+    text, decode = json.dumps([{"bbox": box, "category_id": 0}]), Boxes("yolo", min_side=0)
+    (found,) = scanned(decode, [text], GEOMETRY)
+    assert assert_same(decode, text, GEOMETRY, found) == is_read
+    if not is_read:
+        with pytest.raises(DecodeError, match=r"must be a fraction of the image's|negative width or height"):
+            decode(text, GEOMETRY)
 
 
 @settings(deadline=None)

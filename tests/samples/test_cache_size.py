@@ -91,6 +91,20 @@ def test_shrinking_frees_space_at_once_and_the_new_limit_holds(files: Path, tmp_
     assert not opened(raw(files, PartialCache(tmp_path / "cache"))).is_tmpfs() or str(tmp_path).startswith("/dev/shm")
 
 
+@pytest.mark.filterwarnings("ignore:.*The cache is not filled any further")
+@pytest.mark.parametrize("is_file", [False, True])
+def test_a_folder_that_somebody_deletes_takes_no_space(files: Path, tmp_path: Path, is_file: bool) -> None:
+    dataset = raw(files, PartialCache(tmp_path / "cache", fraction=1.0))
+    read_epoch(dataset)
+    cache = opened(dataset)
+    shutil.rmtree(cache.folder.path)
+    if is_file:
+        Path(cache.folder.path).touch()
+    assert cache.used_bytes() == cache.folder.table_bytes
+    cache.shrink(0)
+    assert read_epoch(dataset) == sources(files)
+
+
 @pytest.mark.processes
 def test_a_cache_in_memory_counts_towards_the_budget_and_shrinks(files: Path) -> None:
     folder = Path("/dev/shm") / f"mpload-test-{os.getpid()}"

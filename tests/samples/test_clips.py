@@ -14,6 +14,7 @@ from tests.support.clips import FPS, NUM_FRAMES, RATE, audio, frame_number, vide
 pytest.importorskip("av")
 pytest.importorskip("soundfile")
 VIDEO, AUDIO = video(), audio()
+RAW = video(kind="m4v")  # whose header does not tell the length
 
 
 def numbers(clip: VideoClip, *, data: bytes = VIDEO, seed: int = 0, record: Any = None) -> list[int]:
@@ -117,6 +118,10 @@ def test_decoders_of_clips_are_values(decode: Any) -> None:
         (VideoClip(4, limits=Limits(max_bytes=100)), VIDEO, "exceed max_bytes=100"),
         (VideoClip(4, start=9.0), VIDEO, r"nothing from 9.0 to 5.0 seconds: the file has 5.000 seconds"),
         (VideoClip(4, start=3.0, end=1.0), VIDEO, "nothing from 3.0 to 1.0 seconds"),
+        (VideoClip(4, start=9.0, end=10.0), VIDEO, "the part begins at 9.0 seconds, but the file has 5.000 seconds"),
+        (VideoClip(4, start=5.0, end=5.1), VIDEO, "the part begins at 5.0 seconds, but the file has 5.000 seconds"),
+        (VideoClip(1, start="a", end=99), RAW, "the part begins at 9.0 seconds, but the file has 5.000 seconds"),
+        (AudioClip(start=9.0, end=10.0), AUDIO, "the part begins at 9.0 seconds, but the file has 2.000 seconds"),
         (AudioClip(), b"no audio", "not audio"),
         (AudioClip(start=5.0), AUDIO, "nothing from 5.0 to 2.0 seconds"),
         (AudioClip(limits=Limits(max_bytes=100)), AUDIO, "exceed max_bytes=100"),
@@ -124,7 +129,14 @@ def test_decoders_of_clips_are_values(decode: Any) -> None:
 )
 def test_files_and_parts_that_cannot_be_shown_are_decode_errors(decode: Any, data: bytes, message: str) -> None:
     with pytest.raises(DecodeError, match=message):
-        decode(data, np.random.default_rng(0), {})
+        decode(data, np.random.default_rng(0), {"a": 9})
+
+
+@pytest.mark.parametrize("data", [VIDEO, RAW])
+def test_a_part_that_goes_beyond_the_end_repeats_the_last_frame(data: bytes) -> None:
+    last = NUM_FRAMES - 1
+    assert numbers(VideoClip(4, start=4.8, end=5.2), data=data) == [last - 1, last, last, last]
+    assert numbers(VideoClip(3, start=4.9, end=9.0), data=data) == [last] * 3
 
 
 def test_damaged_files_raise_nothing_but_decode_errors() -> None:

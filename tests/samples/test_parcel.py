@@ -119,6 +119,59 @@ def test_arrays_are_views_of_the_parcel_and_are_not_pickled() -> None:
     assert memory.size < 1000 + 4000 + 1000
 
 
+READ_ONLY: dict[str, NDArray[Any]] = {
+    "bytes": np.frombuffer(b"some bytes", np.uint8),
+    "a number": np.array(3.0),
+    "columns": np.arange(12).reshape(3, 4).T,
+    "a part": np.arange(12).reshape(3, 4)[:, 1:3],
+    "broadcast": np.broadcast_to(np.arange(3), (2, 3)),
+    "records": np.array([(1, 2.0), (3, 4.0)], np.dtype([("a", "i2"), ("b", "f8")], align=True)),
+    "times": np.array(["2026-11-28"], "datetime64[s]"),
+    "objects": np.array([1, "a"], object),
+    "nothing": np.empty((0, 3)),
+}
+
+
+@pytest.mark.parametrize("kind", READ_ONLY)
+def test_an_array_that_is_read_only_here_can_be_written_to_there(kind: str) -> None:
+    array = READ_ONLY[kind].view()
+    array.flags.writeable = False
+    first, again = unpack(parcel([array, array]))
+    assert first is again
+    assert first.dtype == array.dtype
+    assert np.array_equal(first, array)
+    if array.flags.f_contiguous and array.size:
+        assert first.strides == array.strides
+    assert first.flags.writeable
+    first[...] = first
+    assert not array.flags.writeable
+
+
+def test_a_read_only_array_is_a_view_of_the_parcel_too() -> None:
+    memory = parcel(np.frombuffer(bytes(1000), np.uint8))
+    array = unpack(memory)
+    memory[:] = 255
+    assert array.tolist() == [255] * 1000
+    assert memory.size < 1000 + 500
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        memoryview(b"ab"),
+        memoryview(bytearray(b"abc"))[::2],
+        memoryview(bytes(24)).cast("i", (2, 3)),
+        np.arange(6.0).reshape(2, 3).T.data,
+        memoryview(b""),
+    ],
+)
+def test_a_memoryview_stays_one(view: memoryview) -> None:
+    received = unpack(parcel(view))
+    assert type(received) is memoryview
+    assert received.tolist() == view.tolist()
+    assert (received.format, received.shape, received.readonly) == (view.format, view.shape, view.readonly)
+
+
 def test_a_tensor_with_a_graph_is_refused() -> None:
     with pytest.raises(ArgumentError, match=r"a tensor of shape \[2\] requires grad, .* Call detach"):
         parcel({"x": torch.ones(2, requires_grad=True) * 2})

@@ -100,6 +100,21 @@ def test_polygons_of_another_image_size_are_scaled() -> None:
     assert whole.sum() == 400
 
 
+@pytest.mark.parametrize("size", [None, (80, 120)])
+def test_run_lengths_of_another_shape_than_the_image_are_refused(size: tuple[int, int] | None) -> None:
+    def made(height: int, width: int) -> Any:
+        runs = {"size": [height, width], "counts": [0, height, height * (width - 1)]}
+        objects = [{"bbox": [0, 0, 40, 40], "segmentation": runs}]
+        stated = {} if size is None else dict(zip(("height", "width"), size, strict=True))
+        return DECODE(json.dumps({**stated, "annotations": objects}), Geometry.whole(40, 60))["masks"]
+
+    for height, width in ((40, 60), (80, 120), (4, 6), (27, 40)):
+        assert made(height, width).shape == (1, 40, 60)
+    for height, width in ((60, 40), (120, 80), (10, 10), (40, 64), (38, 60)):
+        with pytest.raises(DecodeError, match=rf"the mask is {width}x{height}, but its image is (60x40|120x80)"):
+            made(height, width)
+
+
 def test_polygons_of_yolo_are_fractions() -> None:
     decode = Boxes("yolo", values=("labels:int", "masks:mask"))
     made = decode("7 0.25 0.25 0.75 0.25 0.75 0.75 0.25 0.75\n", Geometry.whole(40, 60))

@@ -38,11 +38,10 @@ def annotated_index(folder: Path) -> Path:
         (folder / f"{number}.mask.png").write_bytes(palette_png(ids))
         rows, columns = np.mgrid[:height, :width]
         cv2.imwrite(str(folder / f"{number}.places.png"), (256 * rows + columns).astype(np.uint16))
-        corners = np.sort(rng.random((number % 4, 2, 2)) * 1.2 - 0.1, axis=1).reshape(-1, 4) * (2 * [width, height])
+        centers, sides = rng.random((2, number % 4, 2))  # some boxes stick out of the image
+        corners = np.concatenate([centers - sides / 2, centers + sides / 2], axis=1) * (2 * [width, height])
         objects = [{"bbox": [*box[:2], *(box[2:] - box[:2])], "category_id": n} for n, box in enumerate(corners)]
         (folder / f"{number}.json").write_text(json.dumps(objects, default=list))
-        shares = corners / (2 * [width, height])
-        centers, sides = (shares[:, :2] + shares[:, 2:]) / 2, shares[:, 2:] - shares[:, :2]
         text = "".join(
             f"{n} {c[0]!r} {c[1]!r} {s[0]!r} {s[1]!r}\n"
             for n, (c, s) in enumerate(zip(centers.tolist(), sides.tolist(), strict=True))

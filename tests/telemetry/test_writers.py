@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from mpload import LoaderStats, MPLoader, SourceStats, Topology
+from mpload import LoaderStats, MPLoader, MploadWarning, SourceStats, Topology
 from mpload.errors import ArgumentError
 from mpload.telemetry.writers import JsonLinesWriter, PrometheusWriter, TensorBoardWriter
 from tests.support.map_styles import Sleeping, Tuples
@@ -129,7 +129,21 @@ def test_tensorboard_itself_accepts_the_scalars(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
-def test_the_error_of_a_writer_reaches_the_loop() -> None:
+@pytest.mark.parametrize("writer", [JsonLinesWriter, PrometheusWriter])
+def test_a_file_that_cannot_be_written_is_warned_of_once(writer: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "later"
+    statistics = writer(folder / "s.out")
+    with pytest.warns(MploadWarning, match="s.out: statistics cannot be written: No such file") as warned:
+        spans(statistics)
+    assert len(warned) == 1
+    folder.mkdir()
+    spans(statistics)
+    assert [each.name for each in folder.iterdir()] == ["s.out"]
+    assert (folder / "s.out").read_text().strip()
+
+
+@pytest.mark.processes
+def test_the_error_of_a_writer_of_the_user_reaches_the_loop() -> None:
     class Failing:
         def write(self, span: Any, total: Any) -> None:
             raise OSError("disk full")

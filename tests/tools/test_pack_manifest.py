@@ -4,9 +4,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+import cv2
+import numpy as np
 import pytest
 
-from mpload.errors import ArgumentError
+from mpload import ResizeCenterCrop, open_index
+from mpload.errors import ArgumentError, StorageError
+from mpload.storage.ranges import Span
+from mpload.tools.pack.options import PackOptions, ShardFormat
 from mpload.tools.pack.packing import pack_index, pack_rows, verify_pack
 
 
@@ -20,6 +25,7 @@ from mpload.tools.pack.packing import pack_index, pack_rows, verify_pack
         {"format": "arrays", "rows": 3},
         {"format": "arrays", "rows": {"shape": [3]}},
         {"format": "arrays", "rows": {"shape": [3], "dtype": "O", "makes_images": False}},
+        {"antialias": "no"},
         {"jpeg": "baseline"},
         {"jpeg": "baseline", "huffman_tables": "no hex"},
     ],
@@ -38,3 +44,44 @@ def test_a_damaged_manifest_is_named(tmp_path: Path, damage: dict[str, Any]) -> 
     manifest.write_text("[]")
     with pytest.raises(ArgumentError, match=r"pack\.json is damaged"):
         pack_rows(tmp_path / "pack")
+
+
+def stored_pixels(packed: Path) -> list[bytes]:
+    """Return the last bytes of each sample, which are its pixels."""
+    found = []
+    for record in open_index(packed):
+        span = record.cells[0]
+        assert isinstance(span, Span)
+        found.append((packed.parent / span.path).read_bytes()[span.offset_bytes :][: span.length_bytes][-12 * 12 * 3 :])
+    return found
+
+
+@pytest.mark.parametrize("shard_format", [ShardFormat.TAR, ShardFormat.ARRAYS])
+def test_raw_pixels_are_antialiased_but_not_in_packs_that_were_begun_without(
+    tmp_path: Path, shard_format: ShardFormat
+) -> None:
+    images = np.random.default_rng(0).integers(256, size=(6, 90, 70, 3), dtype=np.uint8)
+    files = [cv2.imencode(".png", image)[1].tobytes() for image in images]
+    for number, data in enumerate(files):
+        (tmp_path / f"{number}.png").write_bytes(data)
+    index, folder = tmp_path / "all.txt", tmp_path / "pack"
+    index.write_text("".join(f"{number}.png 0\n" for number in range(len(files))))
+    options = PackOptions(decode=12, format=shard_format, shard_bytes=1200)
+
+    def expected(*, antialias: bool) -> list[bytes]:
+        return [ResizeCenterCrop(12, resize=12, antialias=antialias)(data).tobytes() for data in files]
+
+    packed = pack_index(index, folder, options)
+    assert stored_pixels(packed) == expected(antialias=True)
+    manifest = json.loads((folder / "pack.json").read_text())
+    assert manifest["antialias"] is True
+    del manifest["antialias"]  # as older versions wrote it
+    for path in folder.iterdir():
+        path.unlink()
+    (folder / "pack.json").write_text(json.dumps(manifest))
+    assert stored_pixels(pack_index(index, folder, options)) == expected(antialias=False) != expected(antialias=True)
+    verify_pack(index, folder, options)
+    assert "antialias" not in json.loads((folder / "pack.json").read_text())
+    (folder / "pack.json").write_text(json.dumps(manifest | {"antialias": True}))
+    with pytest.raises(StorageError, match="differs from the data of the index"):
+        verify_pack(index, folder, options)

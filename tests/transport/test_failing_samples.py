@@ -27,6 +27,7 @@ def test_samples_that_raise_are_failures_and_do_not_affect_the_others(how: str) 
             assert tuple(failure.sample for failure in batch.failures) == bad
             assert_right(batch.arrays, number, bad=bad)
             for failure in batch.failures:
+                assert "During handling" not in failure.details["traceback"]
                 assert failure.cause in {"ValueError: no good", "SystemExit: enough"}
                 assert "in die" in failure.details["traceback"]
         assert pool.num_deaths == 0

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpload.errors import DecodeError
-from mpload.transport.messages import MAX_COUNTS, Answer, Failure, Tally, cause_of
+from mpload.transport.messages import MAX_COUNTS, Answer, Failure, Tally, cause_of, details_of
 
 DETAILS = st.dictionaries(st.text(max_size=9), st.none() | st.integers() | st.text(max_size=9), max_size=3)
 
@@ -40,6 +40,34 @@ def test_samples_that_fail_alike_all_keep_their_causes() -> None:
     message = answer.encode()
     assert len(message) < 200_000
     assert Answer.decode(message) == answer
+
+
+@given(
+    st.lists(st.text(st.sampled_from("x\U0001f600"), max_size=3), min_size=1, max_size=3),
+    st.integers(0, 5000),
+    st.integers(1, 8),
+)
+def test_an_error_keeps_its_class_however_long_its_text_is(texts: list[str], times: int, num_failures: int) -> None:
+    error = UnicodeError(*[text * times for text in texts], 7)
+    details = details_of(error)
+    failures = tuple(Failure(sample=n, cause=cause_of(error), details=details) for n in range(num_failures))
+    message = Answer(worker=0, serial=1, failures=failures).encode()
+    assert len(message) <= 200_000
+    for failure in Answer.decode(message).failures:
+        assert failure.kind is UnicodeError
+        assert failure.arguments is not None
+        assert failure.arguments[-1] == 7
+        if sum(map(len, texts)) * times < 200:
+            assert tuple(failure.arguments) == error.args
+
+
+def test_the_details_of_a_handled_failure_stay_beside_a_long_error() -> None:
+    details = {**details_of(ValueError("x" * 10**6)), "handled": True, "bad": [[7, "7", "ValueError"]]}
+    (failure,) = Answer.decode(
+        Answer(worker=0, serial=1, failures=(Failure(sample=0, cause="x" * 10**6, details=details),)).encode()
+    ).failures
+    assert failure.kind is ValueError
+    assert (failure.details["handled"], failure.details["bad"]) == (True, [[7, "7", "ValueError"]])
 
 
 def test_a_cause_names_the_type_of_errors_that_are_not_ours() -> None:

@@ -219,9 +219,9 @@ class CacheFolder:
         return descriptor
 
     def segments(self) -> dict[int, int]:
-        """Return the size of each segment in bytes, by number, ascending."""
+        """Return the size of each segment in bytes, by number, ascending; none if somebody has deleted the folder."""
         found = {}
-        with os.scandir(self.path) as files:
+        with suppress(FileNotFoundError, NotADirectoryError), os.scandir(self.path) as files:
             for file in files:
                 if _SEGMENT.fullmatch(file.name) and file.is_file(follow_symlinks=False):
                     with suppress(FileNotFoundError):  # deleted meanwhile

@@ -7,6 +7,7 @@ import warnings
 import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -223,9 +224,11 @@ class OpenCache:
         """Delete whole segments, oldest first, until the cache with its table takes at most `to_bytes`.
 
         The space is freed at once, even if other processes have the segments open. Samples in deleted segments become
-        misses, and no running process lets the cache grow beyond `to_bytes` again.
+        misses, and no running process lets the cache grow beyond `to_bytes` again. Nothing happens if somebody has
+        deleted the folder.
         """
-        self.folder.shrink(to_bytes)
+        with suppress(FileNotFoundError, NotADirectoryError):
+            self.folder.shrink(to_bytes)
 
     def close(self) -> None:
         """Close all files and release reserved space that was not used."""

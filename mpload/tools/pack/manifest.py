@@ -10,9 +10,11 @@ from mpload.images.arrays import RawArray
 from mpload.images.baseline import HuffmanTables
 from mpload.tools.pack.options import JpegForm, ShardFormat
 
-__all__ = ["MANIFEST", "read_manifest", "rows_in", "tables_in"]
+__all__ = ["ANTIALIAS", "MANIFEST", "read_manifest", "rows_in", "tables_in"]
 
 MANIFEST = "pack.json"
+ANTIALIAS = "antialias"
+"""The name of what says how images that are stored as raw pixels were shrunk. Older manifests have none: without."""
 
 
 def read_manifest(folder: Path) -> dict[str, Any] | None:
@@ -33,6 +35,8 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
             raise ValueError("only arrays have rows")
         if (manifest["jpeg"] == JpegForm.BASELINE) != (tables_in(manifest) is not None):
             raise ValueError("only baseline JPEGs have huffman_tables")
+        if type(antialias := manifest.setdefault(ANTIALIAS, False)) is not bool:
+            raise ValueError(f"{ANTIALIAS} is {antialias!r}")
     except (KeyError, TypeError, ValueError) as error:
         raise ArgumentError(f"{path} is damaged: {error}. Remove the folder and pack again") from error
     return manifest

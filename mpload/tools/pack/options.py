@@ -12,7 +12,7 @@ from mpload.images.decoders import ResizeCenterCrop
 from mpload.images.image import image_format, open_image
 from mpload.images.shrink import shrunk_jpeg
 
-__all__ = ["JpegForm", "PackOptions", "ShardFormat", "stored_as"]
+__all__ = ["JpegForm", "PackOptions", "ShardFormat", "crop_of", "stored_as"]
 
 _ENDINGS = {"JPEG": "jpg", "TIFF": "tif"} | {name: name.lower() for name in ("PNG", "WebP", "BMP", "GIF", "PGM", "PPM")}
 
@@ -54,8 +54,8 @@ class PackOptions:
             sample. Images are stored decoded; all of them, or all arrays, must have one shape and dtype.
         jpeg: How JPEGs are stored. `JpegForm.BASELINE` keeps their pixels and the markers in their headers, but not
             their bytes. JPEGs that cannot be rewritten, such as damaged ones, are stored as they are.
-        decode: The size of the square centre crop that is stored as raw pixels, uint8 [size, size, 3] in `.npy`. None
-            stores encoded images.
+        decode: The size of the square centre crop that is stored as raw pixels, uint8 [size, size, 3] in `.npy`, as
+            `ResizeCenterCrop(size, resize=size, antialias=True)` makes it. None stores encoded images.
 
     Raises:
         ArgumentError: A number is out of range, there is no such `format` or `jpeg`, or an option of JPEGs is given
@@ -98,22 +98,40 @@ def _member(kind: type[StrEnum], name: str, value: object) -> StrEnum:
     raise ArgumentError(f"{name} must be one of {names}, got {value!r}")
 
 
-def stored_as(data: bytes, options: PackOptions, tables: HuffmanTables | None = None) -> tuple[str, bytes]:
+def crop_of(options: PackOptions, *, antialias: bool = True) -> ResizeCenterCrop | None:
+    """Return what makes the raw pixels of a pack; None if it stores encoded images.
+
+    Args:
+        options: The options of the pack.
+        antialias: Whether all pixels are averaged where images shrink. Packs of older versions do not do it.
+    """
+    if options.decode is None:
+        return None
+    return ResizeCenterCrop(options.decode, resize=options.decode, antialias=antialias)
+
+
+def stored_as(
+    data: bytes,
+    options: PackOptions,
+    tables: HuffmanTables | None = None,
+    crop: ResizeCenterCrop | None = None,
+) -> tuple[str, bytes]:
     """Convert the bytes of a sample to the stored form. Return the file extension and the stored bytes.
 
     Args:
         data: The bytes of the sample.
         options: The form.
         tables: What all stored JPEGs are rewritten with. None leaves them as they are.
+        crop: What makes raw pixels, if the options want them. None is that of a new pack.
     """
-    ending, stored = _stored(data, options)
+    ending, stored = _stored(data, options, crop or crop_of(options))
     return ending, stored if tables is None else tables.rewrite(stored)
 
 
-def _stored(data: bytes, options: PackOptions) -> tuple[str, bytes]:
-    if options.decode is not None:
+def _stored(data: bytes, options: PackOptions, crop: ResizeCenterCrop | None) -> tuple[str, bytes]:
+    if crop is not None:
         buffer = io.BytesIO()
-        np.save(buffer, ResizeCenterCrop(options.decode, resize=options.decode)(data), allow_pickle=False)
+        np.save(buffer, crop(data), allow_pickle=False)
         return "npy", buffer.getvalue()
     if options.resize_short is None:
         return _ENDINGS.get(image_format(data), "bin"), data

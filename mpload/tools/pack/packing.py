@@ -19,7 +19,7 @@ import numpy as np
 from mpload.errors import ArgumentError, OutageError, SampleError
 from mpload.images.arrays import RawArray
 from mpload.images.baseline import HuffmanTables, SymbolCounts
-from mpload.images.decoders import RawBytes
+from mpload.images.decoders import RawBytes, ResizeCenterCrop
 from mpload.index.columns import Cell, Column, ColumnType
 from mpload.index.index import Index, Record, require_files
 from mpload.index.opening import open_index
@@ -36,8 +36,8 @@ from mpload.tools.pack.columns import kept_columns
 from mpload.tools.pack.comparing import compare_file
 from mpload.tools.pack.folder import begun_in, locked, sweep
 from mpload.tools.pack.lmdb_file import compare_lmdb, write_lmdb
-from mpload.tools.pack.manifest import MANIFEST, read_manifest, rows_in, tables_in
-from mpload.tools.pack.options import JpegForm, PackOptions, ShardFormat, stored_as
+from mpload.tools.pack.manifest import ANTIALIAS, MANIFEST, read_manifest, rows_in, tables_in
+from mpload.tools.pack.options import JpegForm, PackOptions, ShardFormat, crop_of, stored_as
 from mpload.tools.pack.rows import header_of, row_of, rows_like
 from mpload.tools.pack.workers import check_workers, done_shards
 
@@ -150,6 +150,8 @@ class _Packer:
     """What the rows of array shards are."""
     tables: HuffmanTables | None = None
     """What all JPEGs are rewritten with; None stores them as they are."""
+    crop: ResizeCenterCrop | None = None
+    """What makes the raw pixels of images; None stores encoded or whole images."""
 
     def __post_init__(self) -> None:
         self._pipeline = Pipeline(index=self.source, decode=RawBytes(), policy=ErrorPolicy())
@@ -241,7 +243,7 @@ class _Packer:
             )
         record = self.source[0]
         with self._located(record):
-            return rows_like(self._pipeline.read(record)[0], self.options)
+            return rows_like(self._pipeline.read(record)[0], self.crop)
 
     def mean_bytes(self) -> float:
         """Estimate the size of a sample in a shard from some samples."""
@@ -292,7 +294,7 @@ class _Packer:
         offset_bytes = len(header)
         for _, record in self._records(shard):
             with self._located(record):
-                row = row_of(self._pipeline.read(record)[0], self.options, rows)
+                row = row_of(self._pipeline.read(record)[0], self.crop, rows)
             yield row
             cells: list[Cell] = list(record.cells)
             cells[self._pipeline.sources[0]] = Span(self.name(shard), offset_bytes, len(row))
@@ -328,8 +330,8 @@ class _Packer:
             found = self._pipeline.read(record)
             for name, data in zip(names, found, strict=True):
                 is_kept = name in self.kept
-                options, tables = (_UNCHANGED, None) if is_kept else (self.options, self.tables)
-                ending, stored = stored_as(data, options, tables)
+                how = (_UNCHANGED,) if is_kept else (self.options, self.tables, self.crop)
+                ending, stored = stored_as(data, *how)
                 yield (ending if len(names) == 1 else f"{name}.{ending}"), stored
         others = {
             column.name: record.cells[number]
@@ -362,7 +364,8 @@ def _prepare(source: Index, folder: Path, options: PackOptions) -> _Packer:
     """Read or write the manifest in the folder of a pack, and check that the folder belongs to this pack."""
     wanted = {"version": _VERSION, "index": source.fingerprint, **asdict(options)}
     manifest = begun_in(folder)
-    packer = _Packer(source=source, folder=folder, options=options)
+    crop = crop_of(options, antialias=manifest is None or manifest[ANTIALIAS])
+    packer = _Packer(source=source, folder=folder, options=options, crop=crop)
     if packer.kept:
         wanted["kept"] = list(packer.kept)
     if manifest is None:
@@ -372,6 +375,8 @@ def _prepare(source: Index, folder: Path, options: PackOptions) -> _Packer:
         if options.jpeg is JpegForm.BASELINE:
             packer.tables = packer.common_tables()
             wanted["huffman_tables"] = packer.tables.segment.hex()
+        if crop is not None:
+            wanted[ANTIALIAS] = True
         manifest = wanted | {"samples_per_shard": max(1, round(options.shard_bytes / packer.mean_bytes()))}
         with new_file(folder / MANIFEST) as file:
             file.write(json.dumps(manifest, indent=2).encode())

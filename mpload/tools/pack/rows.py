@@ -9,29 +9,30 @@ from numpy.typing import NDArray
 from mpload.errors import DecodeError
 from mpload.images.arrays import RawArray
 from mpload.images.decoders import ImageDecoder, NumpyDecoder, ResizeCenterCrop
-from mpload.tools.pack.options import PackOptions
 
 __all__ = ["header_of", "row_of", "rows_like"]
 
 
-def rows_like(data: bytes, options: PackOptions) -> RawArray:
+def rows_like(data: bytes, crop: ResizeCenterCrop | None) -> RawArray:
     """Return the decoder of rows whose shape and dtype are those of a sample with the bytes `data`.
+
+    `crop` decodes images; None decodes whole images, and reads arrays.
 
     Raises:
         DecodeError: the bytes are neither an image nor a `.npy` file.
     """
-    array = _array_of(data, options)
-    makes_images = options.decode is not None or not _is_npy(data)
+    array = _array_of(data, crop)
+    makes_images = crop is not None or not _is_npy(data)
     return RawArray(array.shape, dtype=array.dtype, makes_images=makes_images)
 
 
-def row_of(data: bytes, options: PackOptions, rows: RawArray) -> bytes:
-    """Return the row of a sample with the bytes `data`.
+def row_of(data: bytes, crop: ResizeCenterCrop | None, rows: RawArray) -> bytes:
+    """Return the row of a sample with the bytes `data`, decoded as for `rows_like`.
 
     Raises:
         DecodeError: the bytes are neither an image nor a `.npy` file, or their array is unlike the other rows.
     """
-    array = _array_of(data, options)
+    array = _array_of(data, crop)
     if array.shape != rows.output_shape or array.dtype != rows.output_dtype:
         raise DecodeError(
             f"its array is {array.dtype}{list(array.shape)}, but that of the first sample is "
@@ -49,9 +50,9 @@ def header_of(rows: RawArray, num_samples: int) -> bytes:
     return file.getvalue()
 
 
-def _array_of(data: bytes, options: PackOptions) -> NDArray[Any]:
-    if options.decode is not None:
-        return ResizeCenterCrop(options.decode, resize=options.decode)(data)
+def _array_of(data: bytes, crop: ResizeCenterCrop | None) -> NDArray[Any]:
+    if crop is not None:
+        return crop(data)
     return NumpyDecoder()(data) if _is_npy(data) else ImageDecoder()(data)
 
 

@@ -1,0 +1,192 @@
+"""Infers the layout of a plain list from its first two lines: the separator, the names and the types of its columns."""
+
+import os
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from mpload.errors import IndexFormatError
+from mpload.index.cells import INTEGER, exact_type
+from mpload.index.columns import Column, ColumnType, parse_columns
+from mpload.index.dialects import EMPTY, MAX_LINE_BYTES, NUL, SPLIT, Dialect, Header, leaves_quote_open
+from mpload.units import printable
+
+__all__ = ["BOM", "MAGIC", "infer_header", "refuse_joined_cells"]
+
+MAGIC = b"#mpload"
+BOM = b"\xef\xbb\xbf"  # some editors write it at the start of UTF-8 files
+_PATH_NAMES = frozenset(
+    {"path", "file", "image", "img", "filename", "file_name", "filepath", "file_path", "image_path"}
+)
+_FILE = re.compile(r"\.[A-Za-z]\w{1,4}\s*\Z")
+"""The end of a cell that is the name of a file."""
+_SEPARATORS = {";": "semicolons", "\t": "tabs", ",": "commas", "|": "'|'", " ": "spaces"}
+_NUM_CHECKED = 8  # lines of a list of paths
+_HEADER_NAMES = _PATH_NAMES | {"label", "class", "target", "class_id", "label_id"}
+
+
+def infer_header(path: Path, head: bytes, *, joins_lines: bool) -> Header:
+    """Infer the layout of a plain list.
+
+    Args:
+        path: the list. Cells of a `.csv` file are separated by commas.
+        head: its first bytes, at least two lines.
+        joins_lines: whether a quoted cell of a CSV may contain newlines.
+
+    Raises:
+        IndexFormatError: the list holds no samples, a line breaks the format, or the first line has names of columns
+            that are separated in another way.
+    """
+    position = len(BOM) if head.startswith(BOM) else 0
+    num_lines = 0
+    while head.startswith((b"# ", b"#\n", b"#\r\n", b"\n", b"\r\n"), position):  # comments and blank lines
+        end = head.find(b"\n", position)
+        position = end + 1 if end >= 0 else len(head)
+        num_lines += 1
+    is_csv = path.suffix.lower() == ".csv"
+    first, rest = _cut(head[position:], joins_lines=joins_lines and is_csv)
+    if not head[position:].strip():
+        raise IndexFormatError(f"{path}: {EMPTY}")
+    if b"\0" in first:
+        raise IndexFormatError(f"{path}:{num_lines + 1}: {NUL}")
+    if first.startswith(MAGIC):
+        raise IndexFormatError(f"{path}:{num_lines + 1}: '#mpload' comes after other lines. Delete the lines above it")
+    without_commas = Dialect.TAB if b"\t" in first.strip() else Dialect.BLANKS
+    dialect = Dialect.COMMA if is_csv else without_commas
+    split = SPLIT[dialect]
+    empty = Header(columns=(), dialect=dialect)
+    second = _cut(rest, joins_lines=joins_lines and is_csv)[0]
+    try:
+        if dialect is Dialect.BLANKS:
+            columns = _guess_blanks(first, second)
+        else:
+            texts = split(empty, first)
+            if len(texts) == 1:
+                _refuse_other_separator(first, second, dialect)
+            names: list[str] = []
+            if _is_header(texts, lambda: split(empty, second)):
+                names = [re.sub(r"\W+|^(?=\d)", "_", text.strip()) or f"column{n}" for n, text in enumerate(texts, 1)]
+                position += len(first) + 1
+                num_lines += 1 + first.count(b"\n")
+                texts = split(empty, second)
+                if not rest.strip():
+                    raise ValueError(EMPTY)
+            others = (f"column{n}" for n in range(3, len(texts) + 1))
+            columns = _guess_columns(names or ["image", "label", *others], texts)
+    except ValueError as error:
+        raise IndexFormatError(f"{path}:{num_lines + 1}: {error}") from error
+    return Header(columns=columns, dialect=dialect, body_bytes=position, num_lines=num_lines, is_inferred=True)
+
+
+def _is_header(first: Sequence[str], read_second: Callable[[], Sequence[str]]) -> bool:
+    """Whether the first line of a list has the names of its columns.
+
+    One of the names is known, or none looks like the name of a file, but a cell of the second line does.
+    """
+    if _has_known_name(first):
+        return True
+    if len(first) < 2 or any(map(_FILE.search, first)):
+        return False
+    try:
+        second = read_second()
+    except ValueError:  # raised again when the line is read
+        return False
+    return len(first) == len(second) and any(map(_FILE.search, second))
+
+
+def _has_known_name(cells: Sequence[str]) -> bool:
+    return not _HEADER_NAMES.isdisjoint(text.strip().lower() for text in cells)
+
+
+def _refuse_other_separator(first: bytes, second: bytes, dialect: Dialect) -> None:
+    """Raise `ValueError` if the first line of a list has names of columns that this dialect does not separate."""
+    texts = [line.strip().decode("utf-8", "surrogateescape") for line in (first, second)]
+    for separator, name in _SEPARATORS.items():
+        cells, following = (text.split(separator) for text in texts)
+        if len(cells) < 2 or len(cells) != len(following) or any(map(_FILE.search, cells)):
+            continue
+        is_known = _has_known_name(cells) and not _has_known_name(following)
+        if is_known or (separator != " " and any(map(_FILE.search, following))):
+            raise ValueError(
+                f"{texts[0][:80]!r} looks like the names of columns separated by {name}, but {_rule(dialect)}. "
+                f"{_remedy(separator, dialect)}"
+            )
+
+
+def refuse_joined_cells(path: Path, header: Header, root: str) -> None:
+    """Raise `IndexFormatError` if lines of a list of paths seem to have cells that its dialect does not separate.
+
+    That is so if none of the first lines is the path of a file, but the part before a separator is.
+
+    Args:
+        path: the list.
+        header: its header. Nothing is checked if its columns were declared.
+        root: the folder that the paths are relative to. Nothing is checked if it is a URL.
+    """
+    if not header.is_inferred or header.dialect is Dialect.TAB or len(header.columns) > 1 or "://" in root:
+        return
+    with path.open("rb") as file:
+        file.seek(header.body_bytes)
+        lines = [file.readline(MAX_LINE_BYTES).removesuffix(b"\n") for _ in range(_NUM_CHECKED)]
+    try:
+        names = [SPLIT[header.dialect](header, line)[0] for line in lines if line.strip()]
+    except ValueError:  # raised again when the line is read
+        return
+    if any(_is_file(root, name) for name in names):
+        return
+    for separator, kind in _SEPARATORS.items():
+        for number, name in enumerate(names, start=header.num_lines + 1):
+            start, found, _ = name.partition(separator)
+            if found and start and _is_file(root, start):
+                raise IndexFormatError(
+                    f"{path}:{number}: there is no file '{printable(name)}', but there is '{printable(start)}'. "
+                    f"The line seems to have cells separated by {kind}, but {_rule(header.dialect)}. "
+                    f"{_remedy(separator, header.dialect)}"
+                )
+
+
+def _is_file(root: str, name: str) -> bool:
+    return os.path.isfile(os.path.join(root, name))  # noqa: PTH113, PTH118  False for names that are not allowed
+
+
+def _rule(dialect: Dialect) -> str:
+    if dialect is Dialect.COMMA:
+        return "cells of a .csv file are separated by commas"
+    return "a line without tabs is a path, or a path and an integer"
+
+
+def _remedy(separator: str, dialect: Dialect) -> str:
+    if separator == "\t":
+        return "Give the file a name that does not end in .csv"
+    if separator == ",":
+        return "Give the file a name that ends in .csv"
+    if separator == " ":
+        return "Separate the cells by tabs, or by commas in a file that ends in .csv"
+    name = "the file" if dialect is Dialect.COMMA else "a file that ends in .csv"
+    return f"Write {name} with commas: pandas.read_csv(FILE, sep={separator!r}).to_csv('FILE.csv', index=False)"
+
+
+def _cut(text: bytes, *, joins_lines: bool) -> tuple[bytes, bytes]:
+    """Return the first line, and the rest. If `joins_lines`, the line goes on while a quote is open."""
+    start, end = 0, text.find(b"\n")
+    is_open = False
+    while joins_lines and end >= 0 and (is_open := leaves_quote_open(text[start:end], is_open=is_open)):
+        start, end = end + 1, text.find(b"\n", end + 1)
+    return (text, b"") if end < 0 else (text[:end], text[end + 1 :])
+
+
+def _guess_columns(names: list[str], texts: list[str]) -> tuple[Column, ...]:
+    """Infer the type of each column of a plain list from its first cell. Exactly one column becomes the path."""
+    paths = [number for number, name in enumerate(names) if name.lower() in _PATH_NAMES]
+    paths = paths or [number for number, text in enumerate(texts) if _FILE.search(text)] or [0]
+    types = [ColumnType.PATH if number == paths[0] else exact_type(text) for number, text in enumerate(texts)]
+    return parse_columns(" ".join(f"{name}:{kind}" for name, kind in zip(names, types, strict=False)))
+
+
+def _guess_blanks(first: bytes, second: bytes) -> tuple[Column, ...]:
+    """Infer the columns of a list that has neither tabs nor commas from its first line."""
+    words = first.decode("utf-8", "surrogateescape").rsplit(None, 1)
+    if len(words) == 2 and INTEGER.fullmatch(words[1]):
+        return parse_columns(f"image:path label:{exact_type(words[1])}")
+    _refuse_other_separator(first, second, Dialect.BLANKS)
+    return parse_columns("image:path")

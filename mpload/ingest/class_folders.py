@@ -1,0 +1,97 @@
+"""Refuses folders whose subfolders are no classes, or that would lack a class, and links that could not be read."""
+
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from mpload.errors import ArgumentError
+from mpload.units import printable
+
+__all__ = [
+    "names_of_some",
+    "refuse_link_outside",
+    "refuse_linked_classes",
+    "refuse_more_beside_classes",
+    "refuse_splits",
+]
+
+_SPLIT = ("images", "labels")
+
+
+def refuse_splits(folder: str, classes: Sequence[str]) -> None:
+    """Raise `ArgumentError` if subfolders of a local folder hold `images` and `labels`, as splits of YOLO's do.
+
+    Args:
+        folder: an absolute path.
+        classes: the names of its subfolders, sorted.
+    """
+    splits = [name for name in classes if all(os.path.isdir(f"{folder}/{name}/{inner}") for inner in _SPLIT)]  # noqa: PTH112
+    if splits:
+        raise ArgumentError(
+            f"{printable(folder)}: subfolders hold 'images' and 'labels', as splits in YOLO's layout do, so they are "
+            f"no classes: {names_of_some(splits)}. Index each split by itself: mpload index {printable(folder)}/"
+            f"{printable(splits[0])} -o {printable(splits[0])}.txt. If they are classes, give "
+            "columns='image:path label:int' (--columns)"
+        )
+
+
+def refuse_linked_classes(folder: str, linked: Iterable[str]) -> None:
+    """Raise `ArgumentError` if there are links to folders beside class folders, which are not followed.
+
+    Args:
+        folder: an absolute path.
+        linked: the names of the links.
+    """
+    names = sorted(linked)
+    if names:
+        raise ArgumentError(
+            f"{printable(folder)}: has class folders that are symbolic links, which are not followed: "
+            f"{names_of_some(names)}. Leaving them out would shift the numbers of later classes. Follow links by "
+            "--follow-links or FolderOptions(follow_links=True), or move these links out of the folder"
+        )
+
+
+def refuse_more_beside_classes(folder: str, classes: Sequence[str], *, num_beside: int, num_in_classes: int) -> None:
+    """Raise `ArgumentError` if more images lie directly in a folder than in its class folders.
+
+    Args:
+        folder: an absolute path, or a URL.
+        classes: the names of its subfolders, sorted.
+        num_beside: number of images directly in the folder.
+        num_in_classes: number of images in the subfolders.
+    """
+    if num_beside > num_in_classes:
+        raise ArgumentError(
+            f"{printable(folder)}: {num_beside} images lie directly in it, but only {num_in_classes} in its "
+            f"subfolders, which would be the classes: {names_of_some(classes)}. If the subfolders are no classes, move "
+            "them out of the folder. If they are, move each image into the folder of its class. To index all images "
+            "below the folder without labels, give columns='image:path' (--columns image:path)"
+        )
+
+
+def refuse_link_outside(link: str, folder: str, root: str) -> None:
+    """Raise `ArgumentError` if a link in a folder leads out of the root of the index, where nothing could be read.
+
+    Args:
+        link: its absolute path.
+        folder: the absolute path of the folder that is indexed.
+        root: the absolute path of the root of the index.
+    """
+    target = os.path.realpath(link)
+    if _is_inside(target, root):
+        return
+    common = next(str(path) for path in Path(f"{folder}/x").parents if _is_inside(target, str(path)))
+    raise ArgumentError(
+        f"{printable(link)}: is a link to {printable(target)}, which lies outside of the root {printable(root)}, so it "
+        "could not be read. Give a root that contains both, by --root or build_index(..., root=...): "
+        f"{printable(common)}. Or replace the link by a copy"
+    )
+
+
+def names_of_some(names: Sequence[str]) -> str:
+    """Return the first names for a message, and how many more there are."""
+    return ", ".join(map(printable, names[:5])) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+
+
+def _is_inside(target: str, root: str) -> bool:
+    return f"{target}/".startswith(os.path.realpath(root).rstrip("/") + "/")
