@@ -31,6 +31,7 @@ _FACTORS = {
     "g": 10**9, "gb": 10**9, "gib": GIB,
     "t": 10**12, "tb": 10**12, "tib": 1 << 40,
 }  # fmt: skip
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*")
 
 
@@ -97,5 +98,9 @@ def html_table(title: str, facts: Mapping[str, str]) -> str:
 
 
 def printable(path: str) -> str:
-    r"""Return `path` in a form that can be printed and logged: bytes that are not UTF-8 become `\udcff`."""
-    return path.encode("utf-8", "backslashreplace").decode()
+    r"""Return `path` in a form that can be printed and logged: on one line, and harmless to a terminal.
+
+    Bytes that are not UTF-8 become `\udcff`, and control characters become `\n`, `\x1b` and the like.
+    """
+    plain = _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), path)
+    return plain.encode("utf-8", "backslashreplace").decode()

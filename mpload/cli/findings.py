@@ -1,10 +1,12 @@
 """The findings of a check, written to a file as they occur."""
 
 import json
+import os
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from mpload.index.publishing import file_at
 from mpload.ingest.checking import Finding
 from mpload.units import format_count, format_counted
 
@@ -34,16 +36,24 @@ class Findings:
 def write_findings(findings: Iterable[Finding], report: Path) -> Findings:
     """Write each finding to `report` as a line of JSON. Replace an older report; delete it if there are no findings.
 
+    If `report` is a symbolic link, this is done to the file that it leads to, and the link stays.
+
+    Raises:
+        ArgumentError: there is something at `report` that is not a regular file.
+        OSError: the report cannot be written.
+
     Memory: constant.
     """
     first: list[Finding] = []
     num_findings = 0
-    report.unlink(missing_ok=True)
+    target = file_at(report)
+    if target.exists():
+        os.truncate(target, 0)  # not deleted yet, so that a new report keeps its permissions
     file = None
     try:
         for finding in findings:
             if file is None:
-                file = report.open("w", encoding="utf-8")
+                file = target.open("w", encoding="utf-8")
             file.write(json.dumps(asdict(finding)) + "\n")
             num_findings += 1
             if len(first) < _NUM_SHOWN:
@@ -51,4 +61,6 @@ def write_findings(findings: Iterable[Finding], report: Path) -> Findings:
     finally:
         if file is not None:
             file.close()
+        else:
+            target.unlink(missing_ok=True)
     return Findings(num_findings=num_findings, first=tuple(first), report=report if file is not None else None)

@@ -19,6 +19,7 @@ from mpload.errors import MploadError
 from mpload.images.decoders import ImageDecoder, RawBytes
 from mpload.images.resize import Pixels
 from mpload.index.index import Index, Record, header_of, require_files
+from mpload.index.publishing import new_file
 from mpload.ingest.checking import OBJECT_COLUMNS
 from mpload.plan.order import Shuffle
 from mpload.samples.pipeline import Pipeline
@@ -73,12 +74,14 @@ class Sheet:
         """Write the sheet as an HTML page if `path` ends in `.html`, otherwise as a PNG.
 
         Raises:
-            OSError: The file cannot be written.
+            ArgumentError, StorageError: The file cannot be written.
         """
         if path.suffix.lower() == ".html":
-            path.write_text(self.to_html(), encoding="utf-8", errors="backslashreplace")
+            data = self.to_html().encode("utf-8", "backslashreplace")
         else:
-            path.write_bytes(cv2.imencode(".png", cv2.cvtColor(self.to_pixels(), cv2.COLOR_RGB2BGR))[1].tobytes())
+            data = cv2.imencode(".png", cv2.cvtColor(self.to_pixels(), cv2.COLOR_RGB2BGR))[1].tobytes()
+        with new_file(path) as file:
+            file.write(data)
 
     def to_html(self) -> str:
         """Return a self-contained HTML page."""

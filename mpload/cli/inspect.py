@@ -28,6 +28,7 @@ from mpload.index.text import read_header
 from mpload.ingest.checking import check_index, check_lines
 from mpload.samples.object_check import check_objects
 from mpload.storage.remote import is_url
+from mpload.units import printable
 
 __all__ = ["inspect"]
 
@@ -132,5 +133,5 @@ def _sheet_text(sheet: Sheet, path: Path) -> str:
     if path.suffix.lower() != ".html" and sheet.unshown:
         page = path.with_suffix(".html").name
         lines.append(f"Its font cannot draw these names, so it shows their numbers. `--grid {page}` shows all names:")
-        lines += [f"{number:>11}  {name}" for number, name in sheet.unshown.items()]
+        lines += [f"{number:>11}  {printable(name)}" for number, name in sheet.unshown.items()]
     return "\n".join(lines)

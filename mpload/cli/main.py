@@ -1,5 +1,6 @@
 """The app. It reports each error as one line on stderr and an exit code."""
 
+import errno
 import os
 import sys
 import warnings
@@ -9,11 +10,18 @@ import typer
 
 import mpload
 from mpload.cli.commands import CommandGroup
+from mpload.cli.streams import prepare_streams
 from mpload.errors import ArgumentError, MploadError
+from mpload.units import printable
 
 __all__ = ["app", "main"]
 
 _FAILURE, _USAGE, _INTERRUPTED, _BROKEN_PIPE = 1, 2, 130, 141
+_NO_THREAD = "can't start new thread"
+_NO_PROCESSES = (
+    "the limit of processes and threads is reached, so no more can be started. Raise it (ulimit -u, or pids.max of the "
+    "container), or use fewer: --workers 1"
+)
 
 
 class _Commands(CommandGroup):
@@ -40,7 +48,14 @@ class _Commands(CommandGroup):
             sys.exit(_FAILURE)
         except OSError as error:
             reason = error.strerror or str(error)
+            if isinstance(error, BlockingIOError) and reason == os.strerror(errno.EAGAIN):  # of a fork
+                reason = _NO_PROCESSES
             _print_error(f"{error.filename}: {reason}" if error.filename else reason)
+            sys.exit(_FAILURE)
+        except RuntimeError as error:
+            if _NO_THREAD not in str(error):
+                raise
+            _print_error(_NO_PROCESSES)
             sys.exit(_FAILURE)
         return result
 
@@ -88,8 +103,7 @@ def options(
 
 def main() -> None:
     """Run the command line."""
-    for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # file names need not be UTF-8
+    prepare_streams()
     warnings.showwarning = _warn  # type: ignore[assignment]  # shows the message only
     app(prog_name="mpload")
 
@@ -99,7 +113,7 @@ def _warn(message: Warning | str, *_: object) -> None:
 
 
 def _print_error(message: str) -> None:
-    print(f"mpload: {' '.join(message.split())}", file=sys.stderr)
+    print(f"mpload: {printable(' '.join(message.split()))}", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -16,12 +16,13 @@ from rich.live import Live
 from rich.table import Table
 
 from mpload.cli.monitor_plot import draw_memory_over_time, find_roles, starter_of
-from mpload.cli.outputs import check_output, check_plot
+from mpload.cli.outputs import check_output, check_plot, is_stream
 from mpload.cli.reports import AsJson, print_json, prints_on_stderr
 from mpload.errors import ArgumentError, MploadError
+from mpload.index.publishing import new_path
 from mpload.memory.machine import SystemUsage
 from mpload.memory.monitor import MemoryMonitor, Reading, write_csv, write_parquet
-from mpload.memory.usage import ProcessMemory
+from mpload.memory.usage import ProcessMemory, process_memory
 from mpload.units import format_bytes, format_counted, format_seconds
 
 __all__ = ["monitor"]
@@ -49,19 +50,27 @@ def monitor(
     Look at PSS, whose sum is the memory of all processes together. RSS counts a shared page once for every process.
     """
     if (pid is None) == (not command):
-        raise ArgumentError("give either a command after `--` or --pid, not both: mpload monitor -- python train.py")
+        what = "a command after `--` or --pid" if pid is None else "either a command after `--` or --pid, not both"
+        raise ArgumentError(f"give {what}: mpload monitor -- python train.py")
     if not 0 < interval < math.inf:
         raise ArgumentError(f"--interval must be positive, got {interval}. Give it in seconds, such as 0.5")
-    for path in (csv, parquet):
-        check_output(path)
+    if csv is not None and not is_stream(csv):
+        check_output(csv)
+    check_output(parquet)
     check_plot(plot)
     with prints_on_stderr(is_wanted=as_json):
         process = None if command is None else _start(command)
     with nullcontext() if process is None else _signals_forwarded_to(process):
         try:
             watched = MemoryMonitor(process.pid if process else pid, interval_seconds=interval)
+            if pid is not None:
+                process_memory(pid)
         except psutil.NoSuchProcess as error:
             raise MploadError(f"--pid {pid}: there is no such process. `ps -e` lists all processes") from error
+        except psutil.AccessDenied as error:
+            raise MploadError(
+                f"--pid {pid}: this user may not look into the memory of that process. Run as its user, or as root"
+            ) from error
         parents: dict[int, int] = {}
         exit_code = _watch(watched, process, parents)
     if as_json:
@@ -69,9 +78,11 @@ def monitor(
     else:
         Console(stderr=True, highlight=False, soft_wrap=True).print(_summary(watched))
     if csv is not None:
-        write_csv(watched.readings, csv)
+        with nullcontext(csv) if is_stream(csv) else new_path(csv) as new:
+            write_csv(watched.readings, new)
     if parquet is not None:
-        write_parquet(watched.readings, parquet)
+        with new_path(parquet) as new:
+            write_parquet(watched.readings, new)
     if plot is not None:
         roles = find_roles(watched.readings, root_pid=watched.pid, parents=parents)
         draw_memory_over_time(watched.readings, watched.growth(), plot, roles=roles)

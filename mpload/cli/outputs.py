@@ -2,28 +2,42 @@
 
 import importlib
 import os
+import stat
 from collections.abc import Sequence
 from pathlib import Path
 
 from mpload.errors import ArgumentError, MploadError
+from mpload.index.publishing import file_at
 
-__all__ = ["check_output", "check_picture", "check_plot"]
+__all__ = ["check_output", "check_picture", "check_plot", "is_stream"]
 
 
 def check_output(path: Path | None) -> None:
     """Check that a file can be written to `path`. None means that no file is wanted.
 
     Raises:
-        ArgumentError: `path` is a folder, its parent folder is missing, or it is not writable.
+        ArgumentError: `path` is a folder, a device or a pipe, its parent folder is missing, or it is not writable.
     """
     if path is None:
         return
     if path.is_dir():
         raise ArgumentError(f"{path} is a folder. Name a file in it")
-    if not path.parent.is_dir():
-        raise ArgumentError(f"{path}: the folder {path.parent} does not exist. Create it, or name another folder")
-    if not os.access(path if path.exists() else path.parent, os.W_OK):
+    file = file_at(path)
+    if not file.parent.is_dir():
+        raise ArgumentError(f"{path}: the folder {file.parent} does not exist. Create it, or name another folder")
+    if not os.access(file if file.exists() else file.parent, os.W_OK):
         raise ArgumentError(f"{path} is not writable. Name another file")
+    if not os.access(file.parent, os.W_OK):  # the new file replaces the old one
+        raise ArgumentError(f"{path}: the folder {file.parent} is not writable. Name a file in another folder")
+
+
+def is_stream(path: Path) -> bool:
+    """Whether `path` is a pipe or a device such as `/dev/stdout`, which is written to and not replaced."""
+    try:
+        mode = path.stat().st_mode
+    except OSError:
+        return False
+    return stat.S_ISFIFO(mode) or stat.S_ISCHR(mode)
 
 
 def check_picture(path: Path | None, *, suffixes: Sequence[str] = (".png",)) -> None:

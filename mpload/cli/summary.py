@@ -12,7 +12,7 @@ from mpload.index.parts import file_sizes, sidecar_path
 from mpload.index.parts_index import PartsIndex
 from mpload.samples.row_index import RowIndex, find_row_index
 from mpload.storage.remote import redacted
-from mpload.units import format_bytes, format_count, format_counted
+from mpload.units import format_bytes, format_count, format_counted, printable
 
 __all__ = [
     "LabelCounts",
@@ -132,7 +132,7 @@ class Summary:
         for number, record in enumerate(self.records):
             cells = "  ".join(str(_plain(cell)) for cell in record.cells)
             lines.append(f"{'' if number else 'records':11}  {record.sample_id}: {cells}")
-        return "\n".join(lines)
+        return "\n".join(map(printable, lines))
 
 
 def summarise(index: Index, *, is_fresh: bool, num_records: int) -> Summary:

@@ -8,7 +8,9 @@ plain_lists  infers the layout of a plain list from its first lines
 text         the text format: header and lines, of indexes and plain lists
 label_lines  the lines of YOLO's label files, which are cells or files of an index
 scan         one fast pass over a text for the line offsets, the labels and a digest
-sidecar      writes and checks the sidecar, an Arrow file with the results of a scan
+sidecar      finds, checks and publishes the sidecar, an Arrow file with the results of a scan
+sidecar_writing  writes it
+trusted      which files beside a text are trusted, where other users may write
 derived      where files derived from a text are kept, and the lock of the process that makes them
 open_file    opens a text, and reads files by position
 lookup       reads the columns of a sidecar by position, without pyarrow

@@ -5,10 +5,9 @@ workers of a stock DataLoader, as forks of the training process, would lack. Pro
 same time wait for the one that copies it.
 
 Copies are in the user's cache folder, or in a folder that the user names. Each version has a folder of its own,
-`URL/VERSION` (both hashed), that is renamed into place when it is
-complete. So a job that reads an older version is not disturbed. The folder holds the text, the sidecar and the row
-index if the server has them, and `copy.json`: the size, modification time and digest of the text. A copied sidecar is
-used only if its digest is that of the text.
+`URL/VERSION` (both hashed), that is renamed into place when it is complete. So a job that reads an older version is not
+disturbed. The folder holds the text, the sidecar and the row index if the server has them, and `copy.json`: the size,
+modification time and digest of the text. A copied sidecar is used only if its digest is that of the text.
 """
 
 import contextlib
@@ -45,6 +44,7 @@ from mpload.index.derived import machine_lock
 from mpload.index.open_file import open_text
 from mpload.index.sidecar import TextStamp, find_sidecar, stamp_in
 from mpload.index.text import read_header
+from mpload.index.trusted import is_trusted
 from mpload.storage.object_facts import ObjectFacts
 from mpload.storage.ranges import ByteRange
 from mpload.storage.remote import RemoteObjects, RemoteStorage, check_url
@@ -219,7 +219,10 @@ class _Files:
 
     def facts(self, name: str, *, has_copy: bool = False) -> ObjectFacts:  # noqa: ARG002  for URLs
         """Return the facts about a file."""
-        with open_text(Path(self.address).with_name(name)) as file:
+        text, path = Path(self.address), Path(self.address).with_name(name)
+        if path != text and not is_trusted(path, text):
+            raise StorageError(f"{path}: is missing, or is not trusted in a folder that every user may write to")
+        with open_text(path) as file:
             stamp = TextStamp.of(file.fileno())
         return ObjectFacts(num_bytes=stamp.num_bytes, version=str(stamp.mtime_ns))
 

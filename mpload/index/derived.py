@@ -12,6 +12,7 @@ from filelock import FileLock, Timeout
 
 from mpload.errors import MploadError, SidecarError
 from mpload.index.open_file import raise_if_limited
+from mpload.index.trusted import check_trusted, places_to_write
 from mpload.index.unfinished import unfinished_file
 
 __all__ = ["derived_paths", "found_or_made", "machine_lock"]
@@ -41,13 +42,17 @@ def machine_lock(name: str, *, limit_seconds: float, busy: MploadError, folder: 
     # The lock is in the cache folder, because flock needs a file that persists. It does not exclude other machines, but
     # publishing by a rename makes a race with them harmless.
     folder = folder or platformdirs.user_cache_path("mpload") / "locks"
+    lock = FileLock(folder / f"{name}.lock", timeout=limit_seconds)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(folder / f"{name}.lock", timeout=limit_seconds)
         lock.acquire()
     except Timeout as error:
         raise busy from error
     except OSError:
+        is_locked = False
+    else:
+        is_locked = True
+    if not is_locked:  # not in the handler, as errors in there would seem to follow from this one
         yield False
         return
     try:
@@ -86,6 +91,7 @@ def found_or_made(
     def first_found() -> _Found | None:
         for path in paths:
             with contextlib.suppress(OSError, ValueError):
+                check_trusted(path, text)
                 if (found := find(path)) is not None:
                     return found
         return None
@@ -97,9 +103,10 @@ def found_or_made(
         if (found := first_found()) is not None:
             return found
         failures: list[OSError] = []
-        for path in paths:
+        for path in places_to_write(paths, text):
             try:
                 _publish(path, write)
+                check_trusted(path, text)  # where root is another user, as on many network file systems
                 made = find(path)
             except OSError as error:
                 if isinstance(error, MploadError):  # of what the file is made of

@@ -7,6 +7,7 @@ so that any of them is read by its number. Like every sidecar, it is derived, an
 import hashlib
 import json
 import operator
+import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -175,7 +176,8 @@ def read_table(path: Path) -> PartsTable:
         OSError: the file cannot be read.
         ValueError: it is no table, or is damaged.
     """
-    head, _, body = path.read_bytes().partition(b"\n")
+    with path.open("rb") as file:  # up to its size, in case that it grows meanwhile
+        head, _, body = file.read(os.fstat(file.fileno()).st_size).partition(b"\n")
     facts = json.loads(head)
     try:
         is_known, row_bytes = facts.pop("version") == _VERSION, operator.index(facts.pop("row_bytes"))

@@ -303,12 +303,12 @@ class _Strata:
 def _add_sizes(index: Index, sizes: BinaryIO) -> None:
     """Rewrite the sidecar of a new index with the sizes of its samples, which `sizes` holds one after another."""
     columns = SidecarFile(sidecar_of(index)).columns
-    sizes.seek(0)
 
     def rows() -> Iterator[dict[str, NDArray[np.generic]]]:
+        sizes.seek(0)
         for blocks in zip(*(column.blocks() for column in columns.values()), strict=True):
             known = dict(zip(columns, blocks, strict=True))
             count = len(known["offset"])
             yield known | {"nbytes": np.frombuffer(sizes.read(count * _SIZE_BYTES), np.int64)}
 
-    rewrite_sidecar(index.path, header_of(index), rows(), num_samples=len(index), digest=sidecar_of(index).digest)
+    rewrite_sidecar(index.path, header_of(index), rows, num_samples=len(index), digest=sidecar_of(index).digest)

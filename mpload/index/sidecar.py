@@ -11,65 +11,49 @@ record batch holds the checksums of its rows, block by block.
 """
 
 import contextlib
-import hashlib
+import errno
 import json
-import mmap
 import operator
 import os
-import secrets
-import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
-import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
-from mpload.errors import SidecarError
+from mpload.errors import MploadError, SidecarError
 from mpload.index.columns import format_columns
 from mpload.index.derived import derived_paths, machine_lock
-from mpload.index.lookup import BATCH_ROWS, DTYPES, BatchOffsets, SidecarFile, SidecarLayout, checks_of
+from mpload.index.lookup import BATCH_ROWS, BatchOffsets, SidecarFile, SidecarLayout
 from mpload.index.open_file import raise_if_limited
 from mpload.index.scan import Scan
+from mpload.index.sidecar_writing import (
+    SIDECAR_VERSION,
+    TOTALS_KEY,
+    Progress,
+    Rows,
+    TextStamp,
+    check_of,
+    seed_of,
+    write_sidecar,
+)
 from mpload.index.text import MAX_LINE_BYTES, Header
+from mpload.index.trusted import check_trusted, places_to_write
 from mpload.index.unfinished import unfinished_file
 from mpload.units import MIB
 
 __all__ = ["SIDECAR_VERSION", "Progress", "TextStamp", "ensure_sidecar", "find_sidecar", "rewrite_sidecar", "stamp_in"]
 
-SIDECAR_VERSION = 2
 _LOCK_SECONDS = 3600.0
-_CHECKS = "mpload.checks"
-_TOTALS = b"mpload.totals"
 _ARROW, _END_BYTES = b"ARROW1\0\0", 10
 """The first bytes of an Arrow file, and the size of its end: the footer's length, then six of the same bytes."""
-_MAX_HEAD_BYTES = 4096
-"""Upper bound on what precedes the rows in a record batch's message, apart from the checksums."""
 _SMALL_BYTES = 4 * MIB
 """A sidecar of up to this size is verified when opened, within a few milliseconds. Larger ones are verified as read."""
-_TOTALS_BYTES = 512
-"""Space reserved for values that are known only at the end: at most 430 bytes, given numbers of 15 digits."""
 
-Progress = Callable[[int], None]
-"""Called from time to time with the number of samples processed so far."""
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
-_Rows = dict[str, NDArray[Any]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TextStamp:
-    """Size and modification time of a text file, to detect changes without reading it."""
-
-    num_bytes: int
-    mtime_ns: int
-
-    @classmethod
-    def of(cls, file: Path | int) -> "TextStamp":
-        """Return the stamp of a path or an open descriptor."""
-        status = os.stat(file)  # noqa: PTH116  descriptors too
-        return cls(num_bytes=status.st_size, mtime_ns=status.st_mtime_ns)
+_Contents = tuple[Iterable[Rows], Callable[[], tuple[int, str]]]
+"""The rows of a sidecar, and what returns the number of samples and the digest when all rows were read."""
 
 
 def find_sidecar(text: Path, header: Header) -> SidecarLayout | None:
@@ -95,25 +79,32 @@ def ensure_sidecar(text: Path, header: Header, *, progress: Progress | None = No
     with _lock(text):
         if (found := find_sidecar(text, header)) is not None:
             return found
-        scan = Scan(path=text, header=header)
-        return _publish(text, header, _rows_of(scan), lambda: (scan.num_samples, scan.digest), progress)
+        return _publish(text, header, lambda: _scanned(text, header), progress)
 
 
 def rewrite_sidecar(
     text: Path,
     header: Header,
-    rows: Iterable[_Rows],
+    rows: Callable[[], Iterable[Rows]],
     *,
     num_samples: int,
     digest: str,
     progress: Progress | None = None,
 ) -> SidecarLayout:
-    """Replace the sidecar of `text` by one with the columns in `rows`. The text is not scanned again."""
+    """Replace the sidecar of `text` by one with the columns in `rows()`. The text is not scanned again.
+
+    `rows` is called once more if the sidecar cannot be written beside the text, but has to be in the cache folder.
+    """
     with _lock(text):
-        return _publish(text, header, rows, lambda: (num_samples, digest), progress)
+        return _publish(text, header, lambda: (rows(), lambda: (num_samples, digest)), progress)
 
 
-def _rows_of(scan: Scan) -> Iterator[_Rows]:
+def _scanned(text: Path, header: Header) -> _Contents:
+    scan = Scan(path=text, header=header)
+    return _rows_of(scan), lambda: (scan.num_samples, scan.digest)
+
+
+def _rows_of(scan: Scan) -> Iterator[Rows]:
     for block in scan:
         yield {"offset": block.offsets} | ({} if block.labels is None else {"label": block.labels})
 
@@ -127,170 +118,37 @@ def _lock(text: Path) -> contextlib.AbstractContextManager[bool]:
     return machine_lock(_candidates(text)[1].stem, limit_seconds=_LOCK_SECONDS, busy=SidecarError(busy))
 
 
-def _publish(
-    text: Path,
-    header: Header,
-    rows: Iterable[_Rows],
-    totals: Callable[[], tuple[int, str]],
-    progress: Progress | None,
-) -> SidecarLayout:
+def _publish(text: Path, header: Header, contents: Callable[[], _Contents], progress: Progress | None) -> SidecarLayout:
     stamp = TextStamp.of(text)
-    failures: list[OSError] = []
-    for path in _candidates(text):
-        with contextlib.ExitStack() as stack:
-            try:
-                unfinished = stack.enter_context(unfinished_file(path))
-            except OSError as error:  # a read-only file system, or permission denied
-                raise_if_limited(path, error)
-                failures.append(error)
-                continue
-            try:
-                _write(unfinished, header, stamp, rows, totals, progress)
+    failures: list[str] = []
+    is_full = False
+    for path in places_to_write(_candidates(text), text):
+        try:
+            with unfinished_file(path) as unfinished:
+                write_sidecar(unfinished, header, stamp, *contents(), progress)
                 if TextStamp.of(text) != stamp:
                     raise SidecarError(f"{text}: changed while its sidecar was being built. Try again when it is done")
                 unfinished.replace(path)
-            except OSError as error:
-                raise_if_limited(path, error)
-                raise SidecarError(
-                    f"{path}: the sidecar cannot be written: {error.strerror or error}. It takes 16 bytes per sample. "
-                    "Free some space, or put the index on another disk"
-                ) from error
-        return _locate(path, text, header)
+            check_trusted(path, text)  # where root is another user, as on many network file systems
+        except OSError as error:  # such as a read-only file system, a full disk, or another user's file at this path
+            if isinstance(error, MploadError):  # of the text
+                raise
+            raise_if_limited(path, error)
+            failures.append(f"{path}: {error.strerror or error}")
+            is_full = is_full or error.errno in _FULL
+        else:
+            return _locate(path, text, header)
+    advice = "It takes 16 bytes per sample. Free some space" if is_full else "Make the folder writable"
     raise SidecarError(
-        f"{text}: its sidecar cannot be written anywhere ({'; '.join(map(str, failures))}). "
-        "Make the folder writable, or set XDG_CACHE_HOME to a writable folder"
+        f"{text}: the sidecar cannot be written anywhere ({'; '.join(failures)}). {advice}, or set XDG_CACHE_HOME to a "
+        "writable folder"
     )
-
-
-def _write(
-    path: Path,
-    header: Header,
-    stamp: TextStamp,
-    rows: Iterable[_Rows],
-    totals: Callable[[], tuple[int, str]],
-    progress: Progress | None,
-) -> None:
-    """Write the file. Values known only at the end are patched in later, over a token that reserves their space."""
-    token = secrets.token_hex(_TOTALS_BYTES // 2)
-    known = {
-        "mpload.version": str(SIDECAR_VERSION),
-        "mpload.text": json.dumps({"num_bytes": stamp.num_bytes, "mtime_ns": stamp.mtime_ns}),
-        "mpload.columns": format_columns(header.columns),
-        "mpload.root": header.root or "",
-        "mpload.classes": json.dumps(header.classes),
-    }
-    metadata = {key.encode(): text.encode("utf-8", "replace") for key, text in known.items()}
-    seed = _seed_of(metadata)
-    with path.open("wb") as file:
-        writer = None
-        done = 0
-        for batch in _regroup(rows):
-            if writer is None:
-                fields = [pa.field(name, pa.from_numpy_dtype(DTYPES[name]), nullable=False) for name in batch]
-                schema = pa.schema(fields, metadata=dict([*metadata.items(), (_TOTALS, token.encode())]))
-                writer = pa.ipc.new_file(file, schema)
-            data = [values.tobytes() for values in batch.values()]
-            checks = b"".join(checks_of(each, done, seed=seed) for each in data)
-            buffers = zip(schema.types, map(pa.py_buffer, data), strict=True)  # `pa.array` would import pandas
-            arrays = [pa.Array.from_buffers(kind, len(batch["offset"]), [None, buffer]) for kind, buffer in buffers]
-            writer.write_batch(pa.record_batch(arrays, schema=schema), custom_metadata={_CHECKS.encode(): checks})
-            done += len(batch["offset"])
-            if progress is not None:
-                progress(done)
-        assert writer is not None, "a scan raises for a text without samples"
-        writer.close()
-    num_samples, digest = totals()
-    found = {"num_samples": num_samples, "digest": digest, "file_bytes": path.stat().st_size} | _offsets_in(path, done)
-    text = json.dumps({"check": _check_of(metadata, found)} | found)
-    _patch(path, token.encode(), text.encode().ljust(_TOTALS_BYTES))
-
-
-def _check_of(metadata: Mapping[bytes, bytes], totals: Mapping[str, Any]) -> str:
-    """Return the checksum of a sidecar's metadata."""
-    words = [word for pair in sorted(metadata.items()) for word in pair]
-    text = json.dumps(totals, sort_keys=True).encode()
-    return hashlib.blake2b(b"\n".join([*words, text]), digest_size=16).hexdigest()
-
-
-def _seed_of(metadata: Mapping[bytes, bytes]) -> int:
-    """Return the initial value of the row checksums. It depends on the text, so rows of another text do not match."""
-    return zlib.crc32(metadata[b"mpload.text"])
-
-
-def _offsets_in(path: Path, num_rows: int) -> dict[str, Any]:
-    """Return the offsets of columns and checksums in a file just written, as determined by reading it with Arrow."""
-    num_full = num_rows // BATCH_ROWS
-    with path.open("rb") as file:
-        buffer = pa.py_buffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))  # `pa.memory_map` needs UTF-8
-        reader = pa.ipc.open_file(pa.BufferReader(buffer))
-        names = reader.schema.names
-
-        def starts(number: int) -> dict[str, int]:
-            batch, metadata = reader.get_batch_with_custom_metadata(number)
-            rows = {name: batch.column(name).buffers()[1] for name in names}
-            offsets = {name: values.address - buffer.address for name, values in rows.items() if values is not None}
-            checks = metadata[_CHECKS.encode()]
-            end = offsets[names[0]]
-            before = max(end - len(checks) - _MAX_HEAD_BYTES, 0)
-            offsets[_CHECKS] = before + buffer.slice(before, end - before).to_pybytes().rindex(checks)
-            return offsets
-
-        first = starts(0)
-        second = starts(1) if num_full > 1 else first
-        last = starts(num_full) if num_rows > num_full * BATCH_ROWS else dict.fromkeys(first, 0)
-        strides = {name: second[name] - first[name] for name in first}
-        if num_full > 1 and starts(num_full - 1) != {n: first[n] + (num_full - 1) * strides[n] for n in first}:
-            raise SidecarError(f"{path}: its record batches are not at regular offsets. Install an older pyarrow")
-    offsets = {name: [first[name], strides[name], last[name]] for name in first}
-    return {"checks": offsets.pop(_CHECKS), "columns": offsets}
-
-
-def _regroup(rows: Iterable[_Rows]) -> Iterator[_Rows]:
-    """Yield the rows in groups of exactly `BATCH_ROWS`; the last group may be smaller."""
-    buffer: _Rows = {}
-    filled = 0
-    for block in rows:
-        if not buffer:
-            buffer = {name: np.empty(BATCH_ROWS, values.dtype) for name, values in block.items()}
-        start = 0
-        while start < len(block["offset"]):
-            count = min(len(block["offset"]) - start, BATCH_ROWS - filled)
-            for name, values in block.items():
-                buffer[name][filled : filled + count] = values[start : start + count]
-            start += count
-            filled += count
-            if filled == BATCH_ROWS:
-                yield buffer
-                filled = 0
-    if filled:
-        yield {name: values[:filled] for name, values in buffer.items()}
-
-
-def _patch(path: Path, token: bytes, value: bytes) -> None:
-    """Replace `token` in both copies of the schema, one at the start of an Arrow file and one at its end."""
-    size = path.stat().st_size
-    window = min(1 << 16, size)
-    with path.open("r+b") as file:
-        while len(offsets := _find_at_ends(file, token, size, window)) < 2 and window < size:
-            window = min(4 * window, size)  # a large schema: many classes or record batches
-        for offset in offsets:
-            file.seek(offset)
-            file.write(value)
-
-
-def _find_at_ends(file: BinaryIO, token: bytes, size: int, window: int) -> set[int]:
-    """Return the offsets of the first `token` in the first `window` bytes of a file, and the last in its last ones."""
-    file.seek(0)
-    offsets = {file.read(window).find(token)}
-    file.seek(size - window)
-    if (offset := file.read(window).rfind(token)) >= 0:
-        offsets.add(size - window + offset)
-    return offsets - {-1}
 
 
 def _locate(path: Path, text: Path, header: Header) -> SidecarLayout:
     """Return the layout of the sidecar at `path`, after checking that it matches the current state of `text`."""
     try:
+        check_trusted(path, text)
         layout = _read(path, text, header)
         if layout.file_bytes <= _SMALL_BYTES:
             _check_rows(layout)
@@ -306,17 +164,19 @@ def _locate(path: Path, text: Path, header: Header) -> SidecarLayout:
 def _footer(file: BinaryIO) -> pa.BufferReader:
     """Return the end of an Arrow file, which is all that Arrow needs to read the schema.
 
+    No more is read than the size of the file, which is 0 for a device.
+
     If given the file itself, Arrow would read it by threads of its own. A process that may fork should not have these,
     and with pyarrow 17 they abort a process that exits soon afterwards.
     """
-    num_bytes = file.seek(0, os.SEEK_END)
+    num_bytes = os.fstat(file.fileno()).st_size
     file.seek(max(0, num_bytes - _END_BYTES))
-    end = file.read()
+    end = file.read(_END_BYTES)
     footer_bytes = int.from_bytes(end[:4], "little")
     if len(end) != _END_BYTES or footer_bytes > num_bytes - _END_BYTES:
         raise ValueError("it is truncated")
     file.seek(num_bytes - _END_BYTES - footer_bytes)
-    return pa.BufferReader(_ARROW + file.read())
+    return pa.BufferReader(_ARROW + file.read(footer_bytes + _END_BYTES))
 
 
 def stamp_in(path: Path) -> TextStamp:
@@ -340,8 +200,8 @@ def _read(path: Path, text: Path, header: Header) -> SidecarLayout:
     metadata = _metadata(path)
     if metadata[b"mpload.version"] != str(SIDECAR_VERSION).encode():
         raise SidecarError(f"{path}: has version {metadata[b'mpload.version'].decode()}, not {SIDECAR_VERSION}")
-    totals = json.loads(metadata.pop(_TOTALS))
-    if totals.pop("check") != _check_of(metadata, totals):
+    totals = json.loads(metadata.pop(TOTALS_KEY))
+    if totals.pop("check") != check_of(metadata, totals):
         raise SidecarError(f"{path}: is damaged: its metadata does not match its checksum")
     stamp = TextStamp(**json.loads(metadata[b"mpload.text"]))
     if stamp != TextStamp.of(text) or metadata[b"mpload.columns"].decode() != format_columns(header.columns):
@@ -355,7 +215,7 @@ def _read(path: Path, text: Path, header: Header) -> SidecarLayout:
         digest=str(totals["digest"]),
         columns={name: _batch_offsets(numbers) for name, numbers in totals["columns"].items()},
         checks=_batch_offsets(totals["checks"]),
-        seed=_seed_of(metadata),
+        seed=seed_of(metadata),
     )
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpload.errors import DecodeError, MploadError, SidecarError, StorageError, cause_of
+from mpload.images.limits import Limits
 from mpload.images.mask import Mask
 from mpload.index.columns import Cell, ColumnType, path_of, range_of
 from mpload.index.index import Index, header_of, sidecar_of
@@ -49,7 +50,7 @@ class Finding:
     cause: str
 
     def __str__(self) -> str:
-        return f"{self.where}: {printable(self.path) + ': ' if self.path else ''}{self.cause}"
+        return printable(f"{self.where}: {self.path + ': ' if self.path else ''}{self.cause}")
 
 
 def check_lines(path: Path) -> Iterator[Finding]:
@@ -196,7 +197,7 @@ class _Check:
 
     def __call__(self, chunk: _Chunk) -> tuple[list[Finding], int]:
         findings = chunk.findings
-        with LocalStorage(Path(self._index.root), allow_outside_root=self._index.allow_outside_root) as storage:
+        with self._storage() as storage:
             for number, line in enumerate(chunk.lines):
                 sample_id = chunk.first_id + number
                 where = f"{self._index.path}:{line.number}"
@@ -219,6 +220,13 @@ class _Check:
                 )
         return findings, len(chunk.lines)
 
+    def _storage(self) -> LocalStorage:
+        """Return a storage that reads the files which training reads: none that exceed the decoder's limits."""
+        limits = getattr(self._decode, "limits", Limits())
+        return LocalStorage(
+            Path(self._index.root), allow_outside_root=self._index.allow_outside_root, max_bytes=limits.max_bytes
+        )
+
     def _holds_images(self, source: int) -> bool:
         """Whether a column of files holds images, by its first cells, and not texts or arrays.
 
@@ -230,7 +238,7 @@ class _Check:
             first = self._index[:_NUM_PROBED]
         except MploadError:  # a broken line, which is a finding of its own
             return True
-        with LocalStorage(Path(self._index.root), allow_outside_root=self._index.allow_outside_root) as storage:
+        with self._storage() as storage:
             for record in first:
                 cell = record.cells[source]
                 if isinstance(cell, LmdbValue | RowValue):
@@ -269,7 +277,7 @@ class _Check:
     def _texts(self, cells: Sequence[Cell]) -> list[str]:
         """Return the files that can be read, as texts."""
         texts = []
-        with LocalStorage(Path(self._index.root), allow_outside_root=self._index.allow_outside_root) as storage:
+        with self._storage() as storage:
             for cell in cells:
                 with suppress(StorageError):  # a finding of its own
                     (data,) = storage.read([range_of(cell)])

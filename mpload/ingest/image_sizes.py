@@ -80,7 +80,7 @@ def measure_sizes(
     return rewrite_sidecar(
         index.path,
         header_of(index),
-        rows(),
+        rows,
         num_samples=len(index),
         digest=sidecar_of(index).digest,
         progress=progress,

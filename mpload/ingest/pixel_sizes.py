@@ -13,11 +13,13 @@ import imagesize  # type: ignore[import-untyped]
 from mpload.errors import ArgumentError, DecodeError, MploadWarning
 from mpload.images.image import open_image
 from mpload.images.jpeg_header import read_header
+from mpload.images.limits import Limits
 from mpload.images.pnm import pnm_format, read_pnm_header
 from mpload.index.columns import Cell, Column, ColumnType
 from mpload.ingest.rows import Rows
 from mpload.ingest.threads import map_in_threads
 from mpload.storage.ranges import Span
+from mpload.storage.regular import open_regular
 from mpload.units import format_counted, printable
 
 __all__ = ["add_pixel_sizes"]
@@ -61,7 +63,8 @@ class _Measured:
 
     root: str
     column: int
-    unreadable: list[str] = field(default_factory=list)
+    unreadable: list[Cell] = field(default_factory=list)
+    """The first of them."""
     num_unreadable: int = 0
 
     def rows(self, cells: Iterator[Sequence[Cell]], num_workers: int) -> Iterator[Sequence[Cell]]:
@@ -70,12 +73,14 @@ class _Measured:
             for row in chunk:
                 if not row[-1]:
                     self.num_unreadable += 1
-                    self.unreadable = self.unreadable or [printable(str(row[self.column]))]
+                    self.unreadable = self.unreadable or [row[self.column]]
                 yield row
         if self.num_unreadable:
             warnings.warn(
-                f"{format_counted(self.num_unreadable, 'image')} could not be read, such as {self.unreadable[0]}. "
-                'Their width and height are 0. To leave them out: mpload select INDEX --where "width > 0"',
+                f"{format_counted(self.num_unreadable, 'image')} could not be read, such as "
+                f"{printable(str(self.unreadable[0]))}. "
+                'Their width and height are 0. To leave them out: mpload select INDEX --where "width > 0". '
+                f"The first error: {self._fault_of(self.unreadable[0])}",
                 MploadWarning,
                 stacklevel=2,
             )
@@ -84,21 +89,34 @@ class _Measured:
         return [[*row, *self._size_of(row[self.column])] for row in chunk]
 
     def _size_of(self, cell: Cell) -> tuple[int, int]:
-        """Return width and height."""
-        span = cell if isinstance(cell, Span) else None
-        path = os.path.join(self.root, str(cell) if span is None else span.path)  # noqa: PTH118
+        """Return width and height; 0 if the image cannot be read."""
         try:
-            with open(path, "rb") as file:  # noqa: PTH123
-                start = 0 if span is None else span.offset_bytes
-                num_bytes = os.fstat(file.fileno()).st_size if span is None else span.length_bytes
-                head = os.pread(file.fileno(), min(num_bytes, _HEAD_BYTES), start)
-                if (size := _size_in(head)) is not None:
-                    return size
-                file.seek(start)
-                image = open_image(file.read(num_bytes))
-                return image.width, image.height
+            return self._measure(cell)
         except (OSError, DecodeError):
             return 0, 0
+
+    def _fault_of(self, cell: Cell) -> str:
+        """Return why an image cannot be read."""
+        try:
+            self._measure(cell)
+        except (OSError, DecodeError) as error:
+            return str(error)
+        return "its header says that it has no pixels"
+
+    def _measure(self, cell: Cell) -> tuple[int, int]:
+        span = cell if isinstance(cell, Span) else None
+        path = str(cell) if span is None else span.path
+        descriptor, file_bytes = open_regular(os.path.join(self.root, path), path)  # noqa: PTH118
+        with os.fdopen(descriptor, "rb") as file:
+            start = 0 if span is None else span.offset_bytes
+            num_bytes = file_bytes if span is None else span.length_bytes
+            head = os.pread(file.fileno(), min(num_bytes, _HEAD_BYTES), start)
+            if (size := _size_in(head)) is not None:
+                return size
+            Limits().check_bytes(num_bytes)  # as when it is trained on
+            file.seek(start)
+            image = open_image(file.read(num_bytes))
+            return image.width, image.height
 
 
 def _size_in(head: bytes) -> tuple[int, int] | None:

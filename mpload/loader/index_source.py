@@ -24,6 +24,7 @@ from mpload.errors import (
     MploadWarning,
     SampleError,
     ServerError,
+    SidecarError,
     TooManyBadSamples,
     cause_of,
 )
@@ -279,7 +280,7 @@ class IndexSource:
         causes: list[BadSample] = []
         for failure in filled.failures:
             details = failure.details
-            if failure.kind is ServerError or failure.kind is IndexChangedError:  # no sample is to blame
+            if failure.kind in (IndexChangedError, ServerError, SidecarError):  # no sample is to blame
                 raise failure.kind(failure.cause) from failure.origin
             if failure.sample == filled.task.num_samples:
                 message = self._collate_failed(filled, failure.cause)

@@ -96,9 +96,8 @@ class Pipeline:
     def _start(self) -> None:
         self.notices = Notices()
         """Where this process sends notices about servers."""
-        decoders = (self.by_source or self.maker).decoders
         self.opened_storage = storage_of(
-            self.index, decoders, self.page_cache, self.storage, notices=self.notices, cache=self.cache
+            self.index, self.decoders, self.page_cache, self.storage, notices=self.notices, cache=self.cache
         )
         """Where this process reads from."""
         self._elsewhere = self.opened_storage if isinstance(self.opened_storage, SpreadStorage) else None
@@ -114,6 +113,11 @@ class Pipeline:
     def decode(self) -> Any:
         """The decoder of all files, or the decoders of the columns by key; None if sources have different ones."""
         return self.maker.decode if self.by_source is None else None
+
+    @property
+    def decoders(self) -> Iterable[Callable[..., Any]]:
+        """The decoders of all columns and sources, whose limits say which files are read."""
+        return (self.by_source or self.maker).decoders
 
     def changed(self, *, policy: ErrorPolicy, cache: SampleCache | None) -> "Pipeline":
         """Return a pipeline that makes the same samples, with another error policy and another cache."""

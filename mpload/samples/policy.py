@@ -1,5 +1,6 @@
 """What happens to a sample that cannot be read, decoded or transformed: the user's choice and the error report."""
 
+import errno
 import hashlib
 import json
 import os
@@ -25,6 +26,9 @@ __all__ = [
     "substitutes_in_turn",
 ]
 
+# The report may be a FIFO or a terminal. Training must not wait until somebody reads it.
+_APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
+_NO_READER = "it is a pipe that nobody reads, or not fast enough. Name a regular file"
 _GRACE_SAMPLES = 1000
 _MAX_KEPT = 1 << 14
 _MAX_WARNINGS = 20
@@ -145,7 +149,7 @@ class BadSamples:
     def _append(self, line: str) -> None:
         try:
             # A single write to a file opened for appending: lines of different processes do not interleave.
-            descriptor = os.open(self._report, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+            descriptor = os.open(self._report, _APPEND, 0o666)
             try:
                 os.write(descriptor, line.encode())
             finally:
@@ -155,8 +159,9 @@ class BadSamples:
             if self._num_unwritten > _MAX_WARNINGS:
                 return
             further = " Further ones are not shown" if self._num_unwritten == _MAX_WARNINGS else ""
+            cause = _NO_READER if error.errno in {errno.ENXIO, errno.EAGAIN} else error
             warnings.warn(
-                f"{self._report}: cannot be written ({error}). Bad sample: {line.strip()}{further}", MploadWarning, 2
+                f"{self._report}: cannot be written ({cause}). Bad sample: {line.strip()}{further}", MploadWarning, 2
             )
         else:
             if not self._num_bad:

@@ -98,19 +98,24 @@ def storage_of(
         return given
     if isinstance(index, MixtureIndex) and is_several:
         return _storage_of_mixture(index, tuple(decoders), page_cache, given, notices)
-    limits = [getattr(decode, "limits", None) for decode in decoders]
-    max_bytes = [each.max_bytes for each in limits if isinstance(each, Limits)]
     kinds = {_RANGE_TYPES.get(column.type, ByteRange) for column in index.columns if column.type.is_source}
     return open_storage(
         index.root if kinds else ".",
         kinds or {ByteRange},
         allow_outside_root=index.allow_outside_root,
-        max_bytes=max(max_bytes) if max_bytes and len(max_bytes) == len(limits) else None,
+        max_bytes=max_bytes_of(decoders),
         page_cache=page_cache,
         limits=given,
         examples=partial(_examples, index),
         notices=notices,
     )
+
+
+def max_bytes_of(decoders: Iterable[Callable[..., Any]]) -> int | None:
+    """Return the size of the largest file that any of the decoders takes; None if one of them has no limits."""
+    limits = [getattr(decode, "limits", None) for decode in decoders]
+    max_bytes = [each.max_bytes for each in limits if isinstance(each, Limits)]
+    return max(max_bytes) if max_bytes and len(max_bytes) == len(limits) else None
 
 
 def _storage_of_mixture(

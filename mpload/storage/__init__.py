@@ -6,6 +6,7 @@ merging          plans a few large reads for many neighbouring ranges; opens not
 protocols        Storage: the interface of every storage, and optional extensions of it
 confined         resolves paths and checks that they stay inside the root
 local            LocalStorage: files and shards below a root folder
+regular          opens regular files only, and never waits for one
 file_errors      what the errors of local files say
 lmdb             LmdbStorage: values in LMDB data files
 lmdb_scan        reads all values of an LMDB data file in a separate process

@@ -1,9 +1,7 @@
 """Reads files and shards below a root folder."""
 
-import errno
 import mmap
 import os
-import stat
 import sys
 import weakref
 from collections.abc import Callable, Sequence
@@ -23,13 +21,11 @@ from mpload.storage.mapped import MAX_MAPPED_BYTES, MappedShard
 from mpload.storage.native import NATIVE
 from mpload.storage.protocols import Room
 from mpload.storage.ranges import ByteRange
+from mpload.storage.regular import open_regular
 from mpload.units import format_count, printable
 
 __all__ = ["LocalStorage", "PageCache"]
 
-# If an index names a FIFO, opening it must not block; a terminal must not become this process's controlling terminal.
-# `_size_of_regular` then refuses both.
-_OPEN_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 _FOLDER_FLAGS = os.O_DIRECTORY | os.O_CLOEXEC | getattr(os, "O_PATH", 0)
 _PREFETCH_BYTES = 1 << 20  # about the largest read that most devices make at once
 _MAX_READ_BYTES = 1 << 30  # one read on Linux returns at most 2 GiB - 4 KiB
@@ -283,14 +279,8 @@ class LocalStorage:
             plain = os.path.normpath(full)
             if not plain.startswith(self._roots):  # refuse it without opening it
                 raise outside_root(path, plain, self._real_root)
+        descriptor, num_bytes = open_regular(full, path)
         try:
-            descriptor = os.open(full, _OPEN_FLAGS)
-        except OSError as error:
-            raise file_error(path, error) from error
-        except ValueError as error:  # a NUL in the path
-            raise StorageError(f"{path!r} is not a valid path: {error}. Fix this line of the index") from error
-        try:
-            num_bytes = _size_of_regular(descriptor, path)
             if not self._allow_outside_root:
                 self._check_inside(descriptor, path, full)
         except StorageError:
@@ -340,20 +330,6 @@ def _drop_pages(descriptor: int, start_bytes: int, end_bytes: int) -> None:
 
 def _with_slash(folder: str) -> str:
     return folder.rstrip("/") + "/"
-
-
-def _size_of_regular(descriptor: int, path: str) -> int:
-    try:
-        facts = os.fstat(descriptor)
-        if stat.S_ISDIR(facts.st_mode):
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-    except OSError as error:
-        raise file_error(path, error) from error
-    if not stat.S_ISREG(facts.st_mode):
-        raise StorageError(
-            f"{printable(path)}: is a device, pipe or socket, not a regular file. Remove it from the index"
-        )
-    return facts.st_size
 
 
 def _read_whole(descriptor: int, num_bytes: int) -> bytes:

@@ -8,7 +8,6 @@ import numpy as np
 from mpload.errors import ArgumentError, MploadError, OutageError
 from mpload.images.backends import HOW_TO_BUILD, can_note_rows
 from mpload.images.claims import unclaimed
-from mpload.images.decoders import RawBytes
 from mpload.images.jpeg import open_jpeg
 from mpload.images.limits import Limits
 from mpload.images.resize import Box, View
@@ -18,6 +17,7 @@ from mpload.ingest.threads import map_in_threads
 from mpload.samples.reading import storage_of
 from mpload.samples.row_index import RowIndex, create_row_index
 from mpload.storage.local import PageCache
+from mpload.tools.bounded import BoundedBytes
 
 __all__ = ["Entry", "note_rows"]
 
@@ -43,7 +43,7 @@ def note_rows(index: Index, *, num_workers: int = 8, progress: Callable[[int], N
     if not can_note_rows():
         raise ArgumentError(f"the row index needs mpload's native decoder, which is missing or off. {HOW_TO_BUILD}")
     rows = create_row_index(index)
-    storage = storage_of(index, [RawBytes()], PageCache.KEEP)
+    storage = storage_of(index, [BoundedBytes()], PageCache.KEEP)
     sources = [number for number, column in enumerate(index.columns) if column.type.is_source]
 
     def known() -> Iterator[tuple[int, Cell, bytes | None]]:

@@ -13,7 +13,7 @@ import pytest
 from pyarrow import parquet
 
 from mpload.cli.main import app
-from tests.support.programs import mpload
+from tests.support.programs import mpload, run_script
 from tests.support.transport_works import wait_until
 
 
@@ -92,7 +92,8 @@ def test_a_command_receives_sigterm_and_may_handle_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        ((), 2, "not both"),
+        ((), 2, "give a command after `--` or --pid: mpload monitor"),
+        (("--",), 2, "give a command after `--` or --pid: mpload monitor"),
         (("--pid", "1", "--", "true"), 2, "not both"),
         (("--pid", "4194305"), 1, "no such process"),
         (("--", "no-such-program-here"), 1, "no-such-program-here: No such file"),
@@ -112,3 +113,32 @@ def test_wrong_use_of_the_monitor_prints_one_line(
     assert (ended.value.code, printed.out) == (code, "")
     assert message in printed.err
     assert len(printed.err.splitlines()) == 1
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become another user")
+@pytest.mark.processes
+def test_a_process_of_another_user_is_refused() -> None:
+    ran = run_script(
+        """
+        import os, sys
+        import mpload.cli.monitor
+        from mpload.cli.main import main
+        pid = sys.argv[1]
+        for number in ("0", pid):  # the first time imports everything that the other user may not read
+            sys.argv = ["mpload", "monitor", "--pid", number]
+            try:
+                main()
+            except SystemExit as ended:
+                code = ended.code
+            print(f"code {code}", file=sys.stderr)
+            if number == "0":
+                os.setgid(65534)
+                os.setuid(65534)
+        """,
+        str(os.getpid()),
+    )
+    assert ran.stdout == ""
+    assert ran.stderr.partition("code 2\n")[2] == (
+        f"mpload: --pid {os.getpid()}: this user may not look into the memory of that process. Run as its user, or as "
+        "root\ncode 1\n"
+    )

@@ -4,6 +4,7 @@ import contextlib
 import shutil
 import subprocess
 import sys
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -168,7 +169,7 @@ def test_a_file_truncated_while_in_use_raises_an_error_and_causes_no_signal(
         "try:\n"
         "    for number, batch in enumerate(loader):\n"
         "        if number == 2: os.truncate(sys.argv[3], 4096)\n"
-        "except mpload.MploadError as error: print(error)\n"
+        "except mpload.MploadError as error: print(f'{type(error).__name__}: {error}')\n"
         "for ask in (lambda: index.labels[:], lambda: index[-1]):\n"
         "    try: print(len(ask()))\n"
         "    except (mpload.MploadError, TypeError) as error: print(type(error).__name__)\n"
@@ -180,9 +181,11 @@ def test_a_file_truncated_while_in_use_raises_an_error_and_causes_no_signal(
     assert done.returncode == 0, done.stderr
     message, labels, record = done.stdout.strip().splitlines()
     if what == "sidecar":
+        assert message.startswith("SidecarError: ")
         assert "was truncated while it was in use. Delete it and open the index again" in message
         assert (labels, record) == ("SidecarError", "SidecarError")
     else:
+        assert message.startswith("IndexChangedError: ")
         assert "changed after it was opened. Open it again" in message
         assert (labels, record) == ("3000", "IndexChangedError")
 
@@ -197,6 +200,10 @@ def test_rows_that_belong_to_another_record_batch_are_detected(large: Index, tmp
         rows = {"offset": moved, "label": labels}
         with pytest.raises(SidecarError, match="do not match the lines"):
             rewrite_sidecar(
-                index.path, header_of(index), [rows], num_samples=len(index), digest=sidecar_of(index).digest
+                index.path,
+                header_of(index),
+                partial(iter, [rows]),
+                num_samples=len(index),
+                digest=sidecar_of(index).digest,
             )
     assert open_index(text)[BATCH_ROWS].cells == expected(BATCH_ROWS)

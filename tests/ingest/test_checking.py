@@ -1,6 +1,7 @@
 """Checking an index: every fault is found and assigned to its line, and nothing else is reported."""
 
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -146,14 +147,18 @@ def test_differences_between_the_sidecar_and_the_text_are_found(tmp_path: Path) 
     ]
     for rows, expected in cases:
         num_samples = len(rows["offset"])
-        rewrite_sidecar(good.path, header_of(good), [rows], num_samples=num_samples, digest=sidecar_of(good).digest)
+        rewrite_sidecar(
+            good.path, header_of(good), partial(iter, [rows]), num_samples=num_samples, digest=sidecar_of(good).digest
+        )
         findings = list(check_index(open_index(good.path)))
         assert [finding.sample_id for finding in findings] == [sample_id for sample_id, _ in expected]
         assert all(words in finding.cause for finding, (_, words) in zip(findings, expected, strict=True))
     for part in (slice(1, None), slice(None, -1)):
         rows = {"offset": offsets[part], "label": good.labels[part]}
         with pytest.raises(SidecarError, match="do not match the lines"):
-            rewrite_sidecar(good.path, header_of(good), [rows], num_samples=599, digest=sidecar_of(good).digest)
+            rewrite_sidecar(
+                good.path, header_of(good), partial(iter, [rows]), num_samples=599, digest=sidecar_of(good).digest
+            )
         assert len(open_index(good.path)) == 600  # the sidecar was rebuilt
 
 

@@ -1,5 +1,6 @@
 """Widths and heights in an index are those of the decoded images."""
 
+import os
 import tarfile
 from contextlib import suppress
 from pathlib import Path
@@ -75,6 +76,19 @@ def test_an_image_that_cannot_be_read_has_the_size_0(tmp_path: Path) -> None:
     with pytest.warns(MploadWarning, match=r"1 image could not be read, such as bad.jpg"):
         build_index(tmp_path, tmp_path / "all.txt", columns="image:path", with_image_sizes=True)
     assert sizes(tmp_path / "all.txt") == {"bad.jpg": (0, 0), "good.jpg": (50, 20)}
+
+
+def test_a_pipe_in_the_list_is_an_image_that_cannot_be_read(tmp_path: Path) -> None:
+    for name in ("good.jpg", "pipe.jpg"):
+        Image.fromarray(photo(20, 50, np.random.default_rng(0))).save(tmp_path / name)
+    build_index(tmp_path, tmp_path / "list.txt", columns="image:path")
+    (tmp_path / "pipe.jpg").unlink()
+    os.mkfifo(tmp_path / "pipe.jpg")  # without a writer: whoever opened it in the usual way would wait for ever
+    with pytest.warns(
+        MploadWarning, match=r"such as pipe\.jpg\..*pipe\.jpg: is a device, pipe or socket, not a regular"
+    ):
+        build_index(tmp_path / "list.txt", tmp_path / "all.txt", with_image_sizes=True)
+    assert sizes(tmp_path / "all.txt") == {"pipe.jpg": (0, 0), "good.jpg": (50, 20)}
 
 
 @pytest.mark.parametrize(

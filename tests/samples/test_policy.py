@@ -1,10 +1,12 @@
-"""The error of a batch that has no sample left."""
+"""The error of a batch that has no sample left, and the report of bad samples."""
 
+import os
 from pathlib import Path
 
 import pytest
 
-from mpload.samples.policy import BadSample, all_failed
+from mpload import ErrorPolicy, MploadWarning
+from mpload.samples.policy import BadSample, BadSamples, all_failed
 
 URL = "https://data.example.com/train"
 
@@ -48,3 +50,19 @@ def test_the_headline_does_not_name_the_shard_of_a_span() -> None:
         "train.txt: all 1 samples of a batch failed, once because of: server ignores ranges: it sent the whole object; "
         "see the error report"
     )
+
+
+def test_training_does_not_wait_for_a_reader_of_the_report(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "report")
+    samples = BadSamples(ErrorPolicy(action="skip", report=tmp_path / "report"), index_path=Path("train.txt"))
+    samples.count(100, epoch=0)
+    with pytest.warns(
+        MploadWarning, match=r"report: cannot be written \(it is a pipe that nobody reads.*Name a regular"
+    ):
+        samples.add(bad(0, "not an image"))
+    reader = os.open(tmp_path / "report", os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        samples.add(bad(1, "not an image"))
+        assert b'"sample_id": 1' in os.read(reader, 4096)
+    finally:
+        os.close(reader)

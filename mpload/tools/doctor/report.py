@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from mpload.index.publishing import new_file
 from mpload.judgement.facts import Facts, Temperature
 from mpload.judgement.stages import StageRate
 from mpload.judgement.words import Bottleneck, duration
@@ -35,9 +36,10 @@ def write_report(diagnosis: Diagnosis, path: Path, *, title: str) -> None:
     """Write the page to `path`.
 
     Raises:
-        OSError: The file cannot be written.
+        ArgumentError, StorageError: The file cannot be written.
     """
-    path.write_text(render_report(diagnosis, title=title), encoding="utf-8", errors="backslashreplace")
+    with new_file(path) as file:
+        file.write(render_report(diagnosis, title=title).encode("utf-8", "backslashreplace"))
 
 
 def render_report(diagnosis: Diagnosis, *, title: str) -> str:

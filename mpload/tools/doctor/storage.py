@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 
 from mpload.errors import MploadError
-from mpload.images.decoders import RawBytes
 from mpload.index.columns import range_of
 from mpload.index.index import Index, Record, require_files
 from mpload.judgement.facts import ReadRate, Temperature
 from mpload.samples.pipeline import Pipeline
 from mpload.samples.policy import ErrorPolicy
 from mpload.storage.ranges import ByteRange, LmdbValue, RowValue, Span
+from mpload.tools.bounded import BoundedBytes
 
 __all__ = ["Files", "ReadTime", "measure_rates", "measure_shards", "packed_rate"]
 
@@ -35,8 +35,9 @@ _MEMORY_BYTES_PER_SECOND = 5e9  # an upper bound of what a file system delivers 
 class Files:
     """The files of an index: reads them, evicts them from the page cache, and measures how much of them is cached."""
 
-    def __init__(self, index: Index, *, storage: Any = None) -> None:
+    def __init__(self, index: Index, *, storage: Any = None, decode: BoundedBytes | None = None) -> None:
         require_files(index, what="mpload doctor")
+        self._decode = decode or BoundedBytes()
         self._index = index
         self._storage = storage
         self._root = Path(index.root)
@@ -53,7 +54,7 @@ class Files:
         return self._pipeline().ahead.max_parallel_reads
 
     def _pipeline(self) -> Pipeline:
-        return Pipeline(index=self._index, decode=RawBytes(), policy=ErrorPolicy(), storage=self._storage)
+        return Pipeline(index=self._index, decode=self._decode, policy=ErrorPolicy(), storage=self._storage)
 
     def ranges(self, record: Record) -> list[ByteRange]:
         """Return the byte ranges of local files that hold a sample. Remote files and database values are left out."""

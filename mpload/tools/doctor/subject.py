@@ -21,6 +21,7 @@ from mpload.plan.order import BlockShuffle, Sequential
 from mpload.plan.topology import Topology
 from mpload.samples.pipeline import Pipeline
 from mpload.samples.policy import ErrorAction, ErrorPolicy
+from mpload.tools.bounded import BoundedBytes
 from mpload.tools.doctor.changes import changed_dataset
 from mpload.tools.doctor.empty import EmptyDecoder, SameSample, write_empty_index
 from mpload.tools.doctor.lookup import lookup_cost
@@ -77,7 +78,7 @@ class IndexSubject:
     def measure(self, job: Job, *, seconds: float, seed: int, announce: Callable[[str], None]) -> Facts:
         """Measure the costs of samples and the speed of the storage, in about `seconds`."""
         run, pipeline = self._run, self._pipeline
-        files = Files(run.index, storage=pipeline.storage)
+        files = Files(run.index, storage=pipeline.storage, decode=BoundedBytes.like(pipeline.decoders))
         announce("samples: decode and transform")
         costs = measure_samples(pipeline, files, seconds=_SAMPLES_SHARE * seconds, seed=seed)
         announce("storage: cold and warm")

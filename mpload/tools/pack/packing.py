@@ -19,7 +19,7 @@ import numpy as np
 from mpload.errors import ArgumentError, OutageError, SampleError
 from mpload.images.arrays import RawArray
 from mpload.images.baseline import HuffmanTables, SymbolCounts
-from mpload.images.decoders import RawBytes, ResizeCenterCrop
+from mpload.images.decoders import ResizeCenterCrop
 from mpload.index.columns import Cell, Column, ColumnType
 from mpload.index.index import Index, Record, require_files
 from mpload.index.opening import open_index
@@ -32,6 +32,7 @@ from mpload.plan.order import Sequential, Shuffle
 from mpload.samples.pipeline import Pipeline
 from mpload.samples.policy import ErrorPolicy
 from mpload.storage.ranges import LmdbValue, Span
+from mpload.tools.bounded import LIMIT_ADVICE, BoundedBytes
 from mpload.tools.pack.columns import kept_columns
 from mpload.tools.pack.comparing import compare_file
 from mpload.tools.pack.folder import begun_in, locked, sweep
@@ -45,6 +46,7 @@ __all__ = ["PackOptions", "ShardFormat", "pack_index", "pack_rows", "verify_pack
 
 _VERSION = 1
 _INDEX = "index.txt"
+_REMOVE = "Remove it from the index"
 _PROBED_SAMPLES = 256  # to estimate the size of a packed sample, and to count Huffman symbols
 _BLOCK_BYTES = tarfile.BLOCKSIZE
 _UNCHANGED = PackOptions()
@@ -154,7 +156,7 @@ class _Packer:
     """What makes the raw pixels of images; None stores encoded or whole images."""
 
     def __post_init__(self) -> None:
-        self._pipeline = Pipeline(index=self.source, decode=RawBytes(), policy=ErrorPolicy())
+        self._pipeline = Pipeline(index=self.source, decode=BoundedBytes(), policy=ErrorPolicy())
         self.kept = kept_columns(self.source, self.options, self._pipeline.read)
 
     @property
@@ -351,7 +353,9 @@ class _Packer:
         except (ArgumentError, OutageError):  # the sample is not to blame: a native module is missing, or a server
             raise
         except (OSError, ValueError) as error:  # StorageError and DecodeError are among them
-            raise SampleError(f"{self.source.where(record.sample_id)}: {error}. Remove it from the index") from error
+            text = str(error).removesuffix(_REMOVE).removesuffix(LIMIT_ADVICE).rstrip(". ")
+            where, end = self.source.where(record.sample_id), "" if text.endswith("?") else "."
+            raise SampleError(f"{where}: {text}{end} {_REMOVE}") from error
 
 
 def _opened(index: str | os.PathLike[str] | Index) -> Index:

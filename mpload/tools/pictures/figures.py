@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
+from mpload.index.publishing import new_file
 from mpload.units import GIB, KIB, MIB, format_count
 
 if TYPE_CHECKING:
@@ -94,7 +95,8 @@ def new_figure(path: Path, *, width: float, height: float) -> Iterator["Figure"]
         figure = Figure(figsize=(width, height), layout="constrained", dpi=_DPI)
         figure.get_layout_engine().set(w_pad=0.15, h_pad=0.12)  # type: ignore[union-attr, call-arg]
         yield figure
-        figure.savefig(path, format="png")
+        with new_file(path) as file:
+            figure.savefig(file, format="png")
 
 
 def add_titles(axes: "Axes", finding: str, subtitle: str) -> None:

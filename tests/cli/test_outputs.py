@@ -1,0 +1,98 @@
+"""Files that commands write: links stay, permissions are kept, and pipes and devices are refused."""
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from mpload.cli.findings import write_findings
+from mpload.cli.outputs import check_output
+from mpload.errors import ArgumentError
+from mpload.ingest.checking import Finding
+from tests.support.photos import make_photo_tree
+from tests.support.programs import mpload
+
+FINDING = Finding(where="train.txt:3", sample_id=0, path="a.jpg", cause="is broken")
+
+COMMANDS = {
+    "index": ["index", "photos", "-o", "OUT"],
+    "select": ["select", "all.txt", "--where", "label == 0", "-o", "OUT"],
+    "merge": ["merge", "all.txt", "all.txt", "-o", "OUT"],
+    "merge --as-parts": ["merge", "all.txt", "all.txt", "-o", "OUT", "--as-parts"],
+    "inspect --grid": ["inspect", "all.txt", "--tiles", "1", "--grid", "OUT"],
+    "inspect --report": ["inspect", "bad.txt", "--check", "--report", "OUT"],
+    "monitor --csv": ["monitor", "--csv", "OUT", "--", "true"],
+    "monitor --parquet": ["monitor", "--parquet", "OUT", "--", "true"],
+    "monitor --plot": ["monitor", "--plot", "OUT", "--", "true"],
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("outputs")
+    make_photo_tree(folder / "photos", num_images=4, num_classes=2, seed=0)
+    assert mpload("index", "photos", "-o", "all.txt", cwd=folder).returncode == 0
+    (folder / "bad.txt").write_text("#mpload 1\n#columns image:path\nmissing.jpg\n")
+    return folder
+
+
+def run(command: list[str], out: Path, folder: Path) -> tuple[int, str]:
+    ran = mpload(*(str(out) if word == "OUT" else word for word in command), cwd=folder)
+    return ran.returncode, ran.stderr
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_link_stays_and_the_permissions_of_its_file_are_kept(command: str, folder: Path, tmp_path: Path) -> None:
+    name = "out.png" if command in {"inspect --grid", "monitor --plot"} else "out.txt"
+    (tmp_path / "disk").mkdir()
+    link, target = tmp_path / name, tmp_path / "disk" / name
+    target.write_bytes(b"old")
+    target.chmod(0o640)
+    link.symlink_to(target)
+    code, errors = run(COMMANDS[command], link, folder)
+    assert code == (command == "inspect --report"), errors
+    assert link.readlink() == target
+    assert target.read_bytes() not in {b"", b"old"}
+    assert stat.S_IMODE(target.stat().st_mode) == 0o640
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("command", [command for command in COMMANDS if command != "monitor --csv"])
+def test_a_pipe_is_refused_and_stays(command: str, folder: Path, tmp_path: Path) -> None:
+    pipe = tmp_path / ("out.png" if command in {"inspect --grid", "monitor --plot"} else "out.txt")
+    os.mkfifo(pipe)
+    code, errors = run(COMMANDS[command], pipe, folder)
+    assert (code, errors.count("\n")) == (2, 1), errors
+    assert f"{pipe}: is a named pipe (FIFO), and is not replaced by a file. Name a new file" in errors
+    assert pipe.is_fifo()
+
+
+@pytest.mark.processes
+def test_the_readings_of_monitor_go_into_a_pipe() -> None:
+    ran = mpload("monitor", "--csv", "/dev/stdout", "--interval", "0.1", "--", "true")
+    assert ran.returncode == 0
+    assert ran.stdout.startswith("seconds,pid,name,")
+
+
+def test_a_device_is_refused_before_the_work_starts() -> None:
+    with pytest.raises(ArgumentError, match="is a character device"):
+        check_output(Path(os.devnull))
+
+
+def test_a_report_without_findings_deletes_the_old_one_but_not_a_link_to_it(tmp_path: Path) -> None:
+    report, target = tmp_path / "report.jsonl", tmp_path / "real.jsonl"
+    report.symlink_to(target)
+    for _ in range(2):
+        assert write_findings([FINDING], report).num_findings == 1
+        assert target.read_text().count("\n") == 1
+    assert write_findings([], report).report is None
+    assert (report.is_symlink(), target.exists()) == (True, False)
+
+
+def test_findings_are_not_written_into_a_device(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ArgumentError, match="is a named pipe"):
+        write_findings([], tmp_path / "pipe")
+    assert (tmp_path / "pipe").is_fifo()
