@@ -143,7 +143,7 @@ def _pickled(dataset: Any) -> bytes:
         pickled = pickle.dumps(dataset)
     except Exception as error:
         raise ArgumentError(f"the dataset cannot be sent to other machines: {error}") from error
-    if any(value == "__main__" for _, value, _ in pickletools.genops(pickled)):
+    if any(value in {"__main__", "__mp_main__"} for _, value, _ in pickletools.genops(pickled)):
         raise ArgumentError(
             "the dataset has a function or class of the program that was started, which other machines cannot import. "
             "Move it to a module of its own"
