@@ -160,8 +160,9 @@ def _copy() -> int:
 def _become(
     *, passed: list[int], arguments: list[str], cwd: str, environment: dict[str, str], fds: list[int], cores: list[int]
 ) -> None:
-    moved = [fcntl.fcntl(fd, fcntl.F_DUPFD, _FREE_FDS) for fd in passed]
-    os.closerange(3, _FREE_FDS)
+    free = max(_FREE_FDS, *fds) + 1  # above all numbers that are taken below
+    moved = [fcntl.fcntl(fd, fcntl.F_DUPFD, free) for fd in passed]
+    os.closerange(3, free)
     for fd, number in zip(moved, fds, strict=True):
         os.dup2(fd, number)
         os.close(fd)
