@@ -182,14 +182,18 @@ class MapOptions:
     @property
     def chosen_tail(self) -> Tail:
         """What happens to the samples that do not fill the last batch."""
-        if self.drop_last is None or self.tail is not None:
-            return Tail.PAD if self.tail is None else Tail(self.tail)
-        return Tail.DROP if self.drop_last else Tail.RAGGED
+        if self.tail is not None:
+            return Tail(self.tail)
+        return Tail.DROP if self.drop_last else Tail.PAD
 
     @property
-    def pads_ranks(self) -> bool:
-        """Whether several ranks have padded batches, as with a `DistributedSampler`, where one has a shorter one."""
-        return self.tail is None and self.drop_last is False
+    def tail_alone(self) -> Tail | None:
+        """What happens to them if there is one rank; None if it is the same.
+
+        With `drop_last=False`, the last batch of one rank is shorter. Those of several ranks are filled up, as with a
+        `DistributedSampler`.
+        """
+        return Tail.RAGGED if self.tail is None and self.drop_last is False else None
 
     @property
     def are_neutral(self) -> bool:

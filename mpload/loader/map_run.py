@@ -91,9 +91,12 @@ class PlannedRun:
         self.name = type(dataset).__name__
         self.batch_size = options.batch_size or 1
         self.batching = Batching(
-            num_samples=len(dataset), batch_size=self.batch_size, order=options.order, tail=options.chosen_tail
+            num_samples=len(dataset),
+            batch_size=self.batch_size,
+            order=options.order,
+            tail=options.chosen_tail,
+            tail_alone=options.tail_alone,
         )
-        self._pads_ranks = options.pads_ranks
         self.epochs = EpochTable(seed=seed, topology=options.topology)
         self._dataset = dataset
         self._watch = Watch(dataset, keeps_workers=options.persistent_workers)
@@ -120,17 +123,13 @@ class PlannedRun:
             "samples": format_count(self.batching.num_samples),
             "batch size": format_count(self.batch_size),
             "order": repr(self.batching.order),
-            "tail": str(self.batching.tail),
+            "tail": str(self.plan_of(self.epochs.next).tail),
             "epoch": str(self.epochs.next.number),
         }
 
     def plan_of(self, epoch: Epoch) -> AnyPlan:
         """Return this rank's plan of an epoch."""
-        topology = epoch.topology or self.epochs.topology
-        batching = self.batching
-        if self._pads_ranks and topology.world_size > 1:
-            batching = replace(batching, tail=Tail.PAD)
-        return batching.plan_of(topology=topology, start=epoch.position)
+        return self.batching.plan_of(topology=epoch.topology or self.epochs.topology, start=epoch.position)
 
     def wanted(self, epoch: Epoch) -> Iterator[Wanted]:
         """Yield the samples of each batch of an epoch."""

@@ -34,6 +34,8 @@ class Batching:
     batch_size: int
     order: OrderChoice
     tail: Tail
+    tail_alone: Tail | None = None
+    """The tail of a job with one rank, if it is another one."""
     buckets: BucketSizes | None = None
     """The buckets, if all samples of a global batch are of one. `order` then has the samples of a bucket together."""
     _latest: _Latest = field(default_factory=_Latest, init=False, repr=False, compare=False)
@@ -54,14 +56,15 @@ class Batching:
                 num_samples=self.num_samples,
                 batch_size=self.batch_size,
                 topology=topology,
-                tail=self.tail,
+                tail=self._tail_of(topology),
                 start=start,
             )
-        wanted = self.buckets, topology, self.tail, seed, epoch, segments
+        tail = self._tail_of(topology)
+        wanted = self.buckets, topology, tail, seed, epoch, segments
         plan = self._latest.plan
         if plan is None or wanted != (plan.sizes, plan.topology, plan.tail, plan.seed, plan.epoch, plan.segments):
             plan = BucketPlan(
-                sizes=self.buckets, topology=topology, tail=self.tail, seed=seed, epoch=epoch, segments=segments
+                sizes=self.buckets, topology=topology, tail=tail, seed=seed, epoch=epoch, segments=segments
             )
             self._latest.plan = plan
         return plan
@@ -72,5 +75,10 @@ class Batching:
             plan = self.plan_of(topology=number.topology, start=number.start)
             positions = plan.positions(number.batch)[first:last]
         else:
-            positions = positions_from(self.buckets, number.batch, number.start, tail=self.tail)[first:last]
+            positions = positions_from(self.buckets, number.batch, number.start, tail=self._tail_of(number.topology))[
+                first:last
+            ]
         return self.order_of(seed=number.seed, epoch=number.epoch).sample_ids(positions)
+
+    def _tail_of(self, topology: Topology) -> Tail:
+        return self.tail if self.tail_alone is None or topology.world_size > 1 else self.tail_alone

@@ -16,7 +16,7 @@ def sampler(*, rank: int = 0) -> "DistributedSampler[int]":
 
 
 def loader(**options: Any) -> MPLoader[Any]:
-    return MPLoader(NUMBERS, batch_size=4, num_workers=0, collate_fn=list, **options)
+    return MPLoader(NUMBERS, **{"batch_size": 4, "num_workers": 0, "collate_fn": list, **options})
 
 
 def expected(epoch: int) -> list[list[int]]:
@@ -26,12 +26,14 @@ def expected(epoch: int) -> list[list[int]]:
     return list(DataLoader(NUMBERS, batch_size=4, sampler=told, collate_fn=list))
 
 
-def test_a_sampler_is_told_each_epoch() -> None:
-    batches = loader(sampler=sampler())
-    assert [list(batches) for _ in range(3)] == [expected(epoch) for epoch in range(3)]
-    batches.set_epoch(7)
-    assert list(batches) == expected(7)
-    assert list(batches) == expected(8)
+@pytest.mark.processes
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_sampler_is_told_each_epoch(num_workers: int) -> None:
+    with loader(sampler=sampler(), num_workers=num_workers) as batches:
+        assert [list(batches) for _ in range(3)] == [expected(epoch) for epoch in range(3)]
+        batches.set_epoch(7)
+        assert list(batches) == expected(7)
+        assert list(batches) == expected(8)
 
 
 def test_whoever_tells_a_sampler_its_epoch_decides() -> None:
@@ -62,11 +64,16 @@ def test_a_run_with_a_sampler_is_resumed_in_the_middle_of_an_epoch(epoch: int, i
     assert list(resumed) == expected(epoch + 1)
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3])
-def test_without_dropping_all_ranks_have_equally_many_batches(world_size: int) -> None:
-    ranks = [
-        list(loader(drop_last=False, topology=Topology(rank=rank, world_size=world_size))) for rank in range(world_size)
-    ]
+@pytest.mark.processes
+@pytest.mark.parametrize("world_size", [1, 2, 3, 5])
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("collate", [None, list])
+def test_without_dropping_all_ranks_have_equally_many_batches(world_size: int, num_workers: int, collate: Any) -> None:
+    ranks = []
+    for rank in range(world_size):
+        topology = Topology(rank=rank, world_size=world_size)
+        with loader(drop_last=False, topology=topology, num_workers=num_workers, collate_fn=collate) as batches:
+            ranks.append([[int(number) for number in batch] for batch in batches])
     assert len({len(batches) for batches in ranks}) == 1
     found = [number for batches in ranks for batch in batches for number in batch]
     assert set(found) == set(NUMBERS)
