@@ -3,7 +3,7 @@
 A text may be in a folder that every user may write to, such as `/tmp` or a scratch disk. There, another user can leave
 a sidecar with wrong labels, a pipe, or a link to `/dev/zero`. So a file in such a folder is only used if it is regular,
 has one name, and belongs to this user, to root or to the owner of the text. `mpload.samples.cache.trusted` has such a
-rule for caches. In other folders, whoever may write is trusted: colleagues of a group use each other's files.
+rule for caches. In other folders, all users who may write are trusted, so colleagues of a group share files.
 
 It is enough to check by path, before a file is opened. In a sticky folder, other users cannot replace a trusted file.
 Where a folder that every user may write to is not sticky, they can replace the text as well.

@@ -44,7 +44,7 @@ def check_arguments(unknown: Iterable[str]) -> None:
 
 
 def _check_unnamed(loader: Callable[..., Any], values: Sequence[Any]) -> None:
-    """Check that a loader's constructor takes so many arguments without their names. A subclass may take more.
+    """Check that a loader's constructor takes so many positional arguments. A subclass may take more.
 
     Raises:
         ArgumentError: it does not.
@@ -55,7 +55,7 @@ def _check_unnamed(loader: Callable[..., Any], values: Sequence[Any]) -> None:
         names = list(signature(DataLoader).parameters)
         named = ", ".join(f"{name}={value!r:.40}" for name, value in zip(names[1:], values[1:], strict=False))
         raise ArgumentError(
-            f"an MPLoader takes the dataset first and all else by name, got {len(values)} arguments without names. "
+            f"an MPLoader takes one positional argument, the dataset, but got {len(values)}. "
             f"Write MPLoader(dataset, {named})"
         ) from None
 
@@ -106,7 +106,7 @@ class Guarded:
     if not TYPE_CHECKING:  # otherwise type checkers would accept any arguments, and any attribute name
 
         def __new__(cls, *arguments: Any, **_: Any) -> Self:
-            """Refuse arguments without names, of which a DataLoader takes many."""
+            """Refuse further positional arguments, which a DataLoader takes."""
             if len(arguments) > 1:
                 _check_unnamed(cls, arguments)
             return super().__new__(cls)

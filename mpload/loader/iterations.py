@@ -22,7 +22,7 @@ __all__ = ["HostSide", "Iterated", "Iteration", "OnHost", "Turns"]
 
 
 class Turns:
-    """Counts the iterations of a loader and of its copies, of which only the newest can go on."""
+    """Counts the iterations of a loader and its copies. Only the newest one can go on."""
 
     number = 0
 

@@ -23,13 +23,11 @@ __all__ = ["SCRIPT_NAMES", "ScriptPickler", "is_importable", "pickle_work", "pic
 SCRIPT_NAMES = ("__main__", "__mp_main__")
 """Names of the script's module. `multiprocessing` gives it the second one in the processes that it spawns."""
 
-_MAX_STEPS = 20
-_LEAVES = (ModuleType, BuiltinFunctionType, type, str, bytes, int, float, type(None))
-
-
 _LINEAGE = os.urandom(16)
 """The same in a process and its forks, and in no other process."""
 _registering = threading.RLock()
+_MAX_STEPS = 20
+_LEAVES = (ModuleType, BuiltinFunctionType, type, str, bytes, int, float, type(None))
 
 
 class ScriptPickler(cloudpickle.Pickler):  # type: ignore[misc]

@@ -158,7 +158,7 @@ def test_a_local_copy_leaves_the_sidecar_of_another_user(base: Path) -> None:
 @pytest.mark.processes
 @needs_root
 @pytest.mark.parametrize("what", ["a pipe", "a link to a device", "an empty file", "a folder"])
-def test_a_list_of_parts_is_opened_whatever_another_user_left_beside_it(base: Path, what: str) -> None:
+def test_files_of_another_user_do_not_keep_a_list_of_parts_from_being_opened(base: Path, what: str) -> None:
     text = text_in(base / "parts", mode=0o755)
     shared = base / "shared"
     shared.mkdir()
@@ -175,7 +175,7 @@ def test_a_list_of_parts_is_opened_whatever_another_user_left_beside_it(base: Pa
 
 @pytest.mark.processes
 @needs_root
-def test_the_owner_of_a_text_can_rewrite_it_whatever_another_user_left_beside_it(base: Path) -> None:
+def test_files_of_another_user_do_not_keep_the_owner_from_rewriting_a_text(base: Path) -> None:
     text = text_in(base / "shared", mode=0o1777)
     plant_swapped(Path(f"{text}.mpx"))
     os.chown(f"{text}.mpx", OTHER_USER, OTHER_USER)

@@ -101,7 +101,7 @@ def test_ids_that_are_no_integers_of_64_bits_are_texts(tmp_path: Path) -> None:
     assert cells(path) == [("a.jpg", "00123", str(2**64 - 1)), ("b.jpg", "123", str(2**64 - 2))]
 
 
-def test_whoever_declares_integers_wants_their_values(tmp_path: Path) -> None:
+def test_columns_that_the_user_declares_as_integers_are_read_as_integers(tmp_path: Path) -> None:
     path = tmp_path / "x.csv"
     path.write_text("image,n\na.jpg,007\nb.jpg,7\n")
     assert cells(build_index(path, tmp_path / "x.txt", columns="image:path n:int")) == [("a.jpg", 7), ("b.jpg", 7)]

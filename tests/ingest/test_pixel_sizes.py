@@ -83,7 +83,7 @@ def test_a_pipe_in_the_list_is_an_image_that_cannot_be_read(tmp_path: Path) -> N
         Image.fromarray(photo(20, 50, np.random.default_rng(0))).save(tmp_path / name)
     build_index(tmp_path, tmp_path / "list.txt", columns="image:path")
     (tmp_path / "pipe.jpg").unlink()
-    os.mkfifo(tmp_path / "pipe.jpg")  # without a writer: whoever opened it in the usual way would wait for ever
+    os.mkfifo(tmp_path / "pipe.jpg")  # nobody writes to it: a plain `open` would wait for ever
     with pytest.warns(
         MploadWarning, match=r"such as pipe\.jpg\..*pipe\.jpg: is a device, pipe or socket, not a regular"
     ):

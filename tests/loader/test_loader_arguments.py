@@ -79,9 +79,9 @@ def test_every_argument_of_a_data_loader_is_accepted() -> None:
         MPLoader([*range(8)], num_workers=0, num_worker=0)  # type: ignore[call-overload]
 
 
-def test_arguments_without_names_are_shown_with_the_names_that_a_data_loader_gives_them() -> None:
+def test_positional_arguments_are_shown_with_the_names_that_a_data_loader_gives_them() -> None:
     make: Any = MPLoader
-    with pytest.raises(ArgumentError, match=r"all else by name, got 3 .*\(dataset, batch_size=32, shuffle=True\)"):
+    with pytest.raises(ArgumentError, match=r"but got 3. .*\(dataset, batch_size=32, shuffle=True\)"):
         make([*range(8)], 32, True)
 
     class Halves(MPLoader[Any]):

@@ -36,7 +36,7 @@ def test_a_sampler_is_told_each_epoch(num_workers: int) -> None:
         assert list(batches) == expected(8)
 
 
-def test_whoever_tells_a_sampler_its_epoch_decides() -> None:
+def test_set_epoch_of_the_user_decides() -> None:
     told = sampler()
     batches = loader(sampler=told)
     for epoch in (5, 2, 9):

@@ -1,4 +1,4 @@
-"""Work is pickled with all that the script defines, whatever the script's module is called in this process."""
+"""Work is pickled with all that the script defines, in processes that `multiprocessing` has spawned too."""
 
 import pickle
 import sys
