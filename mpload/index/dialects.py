@@ -13,6 +13,7 @@ from mpload.units import KIB
 __all__ = [
     "CRLF",
     "EMPTY",
+    "LABEL",
     "MAX_LINE_BYTES",
     "NUL",
     "SPLIT",
@@ -25,6 +26,7 @@ __all__ = [
 ]
 
 MAX_LINE_BYTES: Final = 256 * KIB
+LABEL: Final = "label"
 NUL: Final = "contains a NUL byte. Is this file UTF-8 text?"
 CRLF: Final = "ends with CRLF, but an index must have plain newlines. Convert it: sed -i 's/\\r$//' FILE"
 EMPTY: Final = "holds no samples. Make an index: mpload index FOLDER -o train.txt"
@@ -64,14 +66,20 @@ class Header:
     num_lines: int = 0
     """Number of lines above the first sample."""
     is_inferred: bool = False
-    """Whether the types of the columns were inferred from the first sample. A number that would then lose something of
-    its text, such as a leading zero, is an error."""
+    """Whether the types of the columns were inferred from the first sample."""
+
+    def is_exact(self, column: Column) -> bool:
+        """Whether a number that would lose something of its text, such as a leading zero, is an error in a column.
+
+        It is one if the type was inferred, since the column may hold identifiers. But a `label` is a number.
+        """
+        return self.is_inferred and column.name != LABEL
 
     @property
     def label_column(self) -> int | None:
         """Number of the column that holds labels: the integer column named `label`, else the first integer column."""
         integers = [number for number, column in enumerate(self.columns) if column.type is ColumnType.INT]
-        named = [number for number in integers if self.columns[number].name == "label"]
+        named = [number for number in integers if self.columns[number].name == LABEL]
         return next(iter(named or integers), None)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from mpload.errors import IndexFormatError
 from mpload.index.cells import INTEGER, exact_type
 from mpload.index.columns import Column, ColumnType, parse_columns
-from mpload.index.dialects import EMPTY, MAX_LINE_BYTES, NUL, SPLIT, Dialect, Header, leaves_quote_open
+from mpload.index.dialects import EMPTY, LABEL, MAX_LINE_BYTES, NUL, SPLIT, Dialect, Header, leaves_quote_open
 from mpload.units import printable
 
 __all__ = ["BOM", "MAGIC", "infer_header", "refuse_joined_cells"]
@@ -179,14 +179,21 @@ def _guess_columns(names: list[str], texts: list[str]) -> tuple[Column, ...]:
     """Infer the type of each column of a plain list from its first cell. Exactly one column becomes the path."""
     paths = [number for number, name in enumerate(names) if name.lower() in _PATH_NAMES]
     paths = paths or [number for number, text in enumerate(texts) if _FILE.search(text)] or [0]
-    types = [ColumnType.PATH if number == paths[0] else exact_type(text) for number, text in enumerate(texts)]
+    cells = zip(names, texts, strict=False)
+    types = [ColumnType.PATH if number == paths[0] else _type_of(*cell) for number, cell in enumerate(cells)]
     return parse_columns(" ".join(f"{name}:{kind}" for name, kind in zip(names, types, strict=False)))
+
+
+def _type_of(name: str, text: str) -> ColumnType:
+    """Return the type of a column with this first cell. Labels are numbers, so leading zeros do not matter there."""
+    is_label = name == LABEL and INTEGER.fullmatch(text) and -(1 << 63) <= int(text) < 1 << 63
+    return ColumnType.INT if is_label else exact_type(text)
 
 
 def _guess_blanks(first: bytes, second: bytes) -> tuple[Column, ...]:
     """Infer the columns of a list that has neither tabs nor commas from its first line."""
     words = first.decode("utf-8", "surrogateescape").rsplit(None, 1)
     if len(words) == 2 and INTEGER.fullmatch(words[1]):
-        return parse_columns(f"image:path label:{exact_type(words[1])}")
+        return parse_columns(f"image:path {LABEL}:{_type_of(LABEL, words[1])}")
     _refuse_other_separator(first, second, Dialect.BLANKS)
     return parse_columns("image:path")

@@ -177,12 +177,12 @@ def _scan_fast(text: NDArray[np.uint8], header: Header, buffer: bytearray) -> _S
             case ColumnType.SPAN:
                 is_valid = _are_spans(text, first, end)
             case ColumnType.INT:
-                values = _parse_integers(text, first, end, exact=header.is_inferred)
+                values = _parse_integers(text, first, end, exact=header.is_exact(column))
                 is_valid = values is not None
                 if number == header.label_column:
                     labels = values
             case ColumnType.FLOAT:
-                is_valid = _are_floats(text, first, end, exact=header.is_inferred)
+                is_valid = _are_floats(text, first, end, exact=header.is_exact(column))
             case ColumnType.LMDB:
                 is_valid = _are_lmdb_values(text, first, end)
             case ColumnType.ROW:
@@ -214,7 +214,7 @@ def _scan_blanks(text: NDArray[np.uint8], header: Header) -> _Scanned:
     last = np.searchsorted(blanks, ends) - 1
     if not blanks.size or (blanks[last] <= starts).any() or (last < 0).any():
         return None
-    labels = _parse_integers(text, blanks[last] + 1, ends, exact=header.is_inferred)
+    labels = _parse_integers(text, blanks[last] + 1, ends)
     return None if labels is None else (starts, labels)
 
 

@@ -126,8 +126,9 @@ def parse_line(header: Header, line: bytes) -> list[Cell]:
 def line_parser(header: Header) -> Callable[[bytes], list[Cell]]:
     """Return `parse_line` bound to one header. It is faster for many lines, as it examines the header only once."""
     split = SPLIT[header.dialect]
-    readers = EXACT_READERS if header.is_inferred else READERS
-    columns = [(column, readers[column.type]) for column in header.columns]
+    columns = [
+        (column, (EXACT_READERS if header.is_exact(column) else READERS)[column.type]) for column in header.columns
+    ]
 
     def parse(line: bytes) -> list[Cell]:
         if b"\0" in line:

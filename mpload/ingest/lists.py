@@ -100,8 +100,8 @@ def open_list(
     header = read_header(path, joins_lines=True)
     if columns is not None:
         header = replace(header, columns=parse_columns(columns), is_inferred=False)
-    names = {} if header.label_column is None else {header.columns[header.label_column].name: header.classes}
-    names = names if header.classes else {}
+    label = header.label_column
+    names = {header.columns[label].name: header.classes} if label is not None and header.classes else {}
     if text is not None and text not in names:
         header = replace(
             header, columns=tuple(_as_text(each) if each.name == text else each for each in header.columns)

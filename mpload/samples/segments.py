@@ -49,9 +49,9 @@ def draw_segment(
     if isinstance(segment, dict):
         mask = _mask_of_runs(segment)
         if size is None:
-            check_shape(len(mask), len(mask[0]), geometry)
+            check_shape(mask.shape[0], mask.shape[1], geometry)
         else:
-            check_ratio(len(mask), len(mask[0]), image_size=size)
+            check_ratio(mask.shape[0], mask.shape[1], image_size=size)
         rows, columns = plain.nearest(*mask.shape)
         shown = _inside(rows), _inside(columns)
         out[shown] = mask[np.ix_(rows[shown[0]], columns[shown[1]])]

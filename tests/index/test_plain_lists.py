@@ -42,28 +42,29 @@ def fault_of(path: Path) -> str:
     return ""
 
 
-@given(texts=st.lists(LIKELY, min_size=1, max_size=5), ending=st.sampled_from(["csv", "tsv", "txt"]))
+@given(texts=st.lists(LIKELY, min_size=1, max_size=5), ending=st.sampled_from(["csv", "tsv"]))
 def test_numbers_of_a_list_lose_nothing_or_an_error_names_the_line_and_the_column(
     texts: list[str], ending: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = tmp_path_factory.mktemp("lists")
     path = folder / f"list.{ending}"
-    separator = {"csv": ",", "tsv": "\t", "txt": " "}[ending]
-    path.write_text("".join(f"{number}.jpg{separator}{text}\n" for number, text in enumerate(texts)))
+    separator = {"csv": ",", "tsv": "\t"}[ending]
+    lines = [f"{number}.jpg{separator}{text}\n" for number, text in enumerate(texts)]
+    path.write_text("".join([f"image{separator}id\n", *lines]))
     fault = fault_of(path)
     if fault:
-        assert re.search(rf"list\.{ending}:[0-9]+: label '.*' (is not|would) .*or declare label:(str|float) ", fault)
+        assert re.search(rf"list\.{ending}:[0-9]+: id '.*' (is not|would) .*or declare id:(str|float) ", fault)
         with pytest.raises(IndexFormatError, match=re.escape(fault)):
             build_index(path, folder / "made.txt")
         columns = re.findall(r'--columns "(.*?)"', fault)[0]
         if columns.endswith(":str"):
             found = cells(build_index(path, folder / "made.txt", columns=columns))
-            assert [label for _, label in found] == texts
+            assert [each for _, each in found] == texts
         return
     index = open_index(path)
     if len(index.columns) == 2:
         kind = index.columns[1].type
-        assert all(is_kept(text, kind, record["label"]) for text, record in zip(texts, index, strict=True))
+        assert all(is_kept(text, kind, record["id"]) for text, record in zip(texts, index, strict=True))
         assert str(cells(build_index(path, folder / "made.txt"))) == str(cells(path))  # NaN differs from itself
 
 
@@ -92,6 +93,17 @@ def test_the_error_of_a_number_that_would_lose_something_says_what_and_how_to_ke
         build_index(path, tmp_path / "made.txt")
     made = build_index(path, tmp_path / "made.txt", columns="image:path patient:str label:int")
     assert cells(made) == [("a.jpg", first, 0), ("b.jpg", later, 1)]
+
+
+@pytest.mark.parametrize("list_of", ["{0} {1}\n", "{0}\t{1}\n"])
+@pytest.mark.parametrize("labels", [["00", "01", "10"], ["12", "01", "007"], ["0", "0", "1"]])
+def test_labels_are_numbers_and_may_have_leading_zeros(tmp_path: Path, list_of: str, labels: list[str]) -> None:
+    path = tmp_path / "list.txt"
+    path.write_text("".join(list_of.format(f"{number}.jpg", label) for number, label in enumerate(labels)))
+    assert list(open_index(path).labels) == [int(label) for label in labels]
+    assert [record["label"] for record in open_index(path)] == [int(label) for label in labels]
+    made = open_index(build_index(path, tmp_path / "made.txt"))
+    assert list(made.labels) == [int(label) for label in labels]
 
 
 def test_ids_that_are_no_integers_of_64_bits_are_texts(tmp_path: Path) -> None:

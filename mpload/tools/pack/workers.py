@@ -23,8 +23,6 @@ _GUARD = (
     "workers cannot start: each one imports the calling script, which failed. Put the code of the script under "
     '`if __name__ == "__main__":`, or pass num_workers=1'
 )
-
-
 _ONE_PROCESS = "pack in one process: num_workers=1 (--workers 1)"
 _NO_SEMAPHORES = {errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOSPC, errno.ENOSYS}
 _REFUSED = b"refused"
