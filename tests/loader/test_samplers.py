@@ -68,13 +68,16 @@ def test_a_run_with_a_sampler_is_resumed_in_the_middle_of_an_epoch(epoch: int, i
 @pytest.mark.parametrize("world_size", [1, 2, 3, 5])
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("collate", [None, list])
-def test_without_dropping_all_ranks_have_equally_many_batches(world_size: int, num_workers: int, collate: Any) -> None:
+def test_without_dropping_the_last_batch_is_short_on_one_rank_and_full_on_several(
+    world_size: int, num_workers: int, collate: Any
+) -> None:
     ranks = []
     for rank in range(world_size):
         topology = Topology(rank=rank, world_size=world_size)
         with loader(drop_last=False, topology=topology, num_workers=num_workers, collate_fn=collate) as batches:
             ranks.append([[int(number) for number in batch] for batch in batches])
     assert len({len(batches) for batches in ranks}) == 1
+    assert {len(batches[-1]) for batches in ranks} == {3 if world_size == 1 else 4}
     found = [number for batches in ranks for batch in batches for number in batch]
     assert set(found) == set(NUMBERS)
     if world_size == 1:
