@@ -117,6 +117,22 @@ def test_bytes_arrive_as_they_were_sent(certificate: Path, num_bytes: int) -> No
         assert received(connected) == data
 
 
+def test_one_call_takes_all_records_that_have_arrived(certificate: Path) -> None:
+    """As a socket does. A record has 16,384 bytes at most, and each call costs the time of several."""
+    sent = threading.Event()
+
+    def send(connected: ssl.SSLSocket) -> None:
+        for part in (b"a" * 20_000, b"b" * 20_000):
+            connected.sendall(part)
+        sent.set()
+
+    with answering(certificate, send) as connected:
+        assert sent.wait(20)
+        assert connected.recv(30_000) == b"a" * 20_000 + b"b" * 10_000
+        assert connected.recv(30_000) == b"b" * 10_000
+        assert connected.recv(30_000) == b""
+
+
 def test_a_connection_that_is_cut_ends_as_others_do(certificate: Path) -> None:
     def cut(connected: ssl.SSLSocket) -> None:
         connected.sendall(b"half")
