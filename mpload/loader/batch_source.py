@@ -19,7 +19,7 @@ from mpload.samples.batch_work import ASKED, BATCH, BadItem, BatchFailedError, B
 from mpload.samples.counts import DECODE_NS
 from mpload.samples.parcel import unpack
 from mpload.samples.policy import BadSample, BadSamples, ErrorAction, ErrorPolicy
-from mpload.samples.seeded_dataset import SeededDataset, kept_generators
+from mpload.samples.seeded_dataset import SeededDataset
 from mpload.transport.batches import FilledBatch, KilledSample
 from mpload.transport.forking import Forks
 from mpload.transport.messages import Tally
@@ -127,7 +127,7 @@ class BatchSource:
         started_ns, bad = perf_counter_ns(), list[BadItem]()
         self._bad.count(len(wanted.indices), epoch=epoch.number)
         try:
-            with kept_generators():
+            with self._work.dataset.kept_generators():
                 batch = self._work.make(wanted, seed=epoch.seed, epoch=epoch.number, bad=bad)
         except BatchFailedError as failed:
             message = self._describe(failed.what, cause_of(failed.error))

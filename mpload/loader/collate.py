@@ -235,9 +235,12 @@ class BatchSeed:
         """
         rng = SampleRng(seed=self.seed, epoch=self.epoch).for_sample(self.first_id, stream=BATCH_STREAM)
         try:
+            generators = GlobalGenerators(seeds=True, code=[collate])
+            if generators.held.are_seeded():
+                generators.held.seed(rng)
             if takes(collate, "rng"):
                 return collate(samples, rng=rng)
-            with GlobalGenerators(seeds=True).lent():
+            with generators.lent():
                 seed_generators(rng)
                 seed_opencv(seed=self.seed, epoch=self.epoch, sample_id=self.first_id)
                 return collate(samples)

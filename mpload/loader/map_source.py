@@ -22,7 +22,7 @@ from mpload.samples.handlers import raise_if_from_handler
 from mpload.samples.leaves import leaves_of, template_of
 from mpload.samples.map_work import PARCELS, MapWork
 from mpload.samples.parcel import unpack
-from mpload.samples.seeded_dataset import SeededDataset, kept_generators
+from mpload.samples.seeded_dataset import SeededDataset
 from mpload.transport.batches import BatchTask, FilledBatch, KilledSample
 from mpload.transport.forking import Forks
 from mpload.transport.messages import Tally
@@ -92,7 +92,7 @@ class MapSource:
 
     def _make(self, epoch: Epoch, batch: int) -> Any:
         sample_ids = self._run.order_of(epoch).sample_ids(self.plan_of(epoch).positions(batch)).tolist()
-        with kept_generators():
+        with self._work.dataset.kept_generators():
             if not sample_ids:
                 return self._empty()
             started_ns = perf_counter_ns()

@@ -44,6 +44,8 @@ map_work           fills a slot with samples of a map-style dataset
 batch_work         makes whole batches of a map-style dataset
 data_pipes         divides DataPipes among workers
 stream_work        draws the batches of an iterable dataset
+held_generators    finds generators that the user's objects hold, and seeds those of transforms
+seeded_albumentations   lets transforms of albumentations draw from a sample's generator
 seeded_dataset     calls a map-style dataset with seeded random generators
 parcel             a value of any form as bytes in shared memory
 sample_form        learns the form of a map-style dataset's samples from those that were made

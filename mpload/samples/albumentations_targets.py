@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from mpload.errors import ArgumentError
 from mpload.samples.object_parts import moving_parts
+from mpload.samples.seeded_albumentations import SeededAlbumentations
 from mpload.samples.targets import Target
-from mpload.samples.transforms import SeededAlbumentations
 
 __all__ = ["AlbumentationsOnSamples"]
 

@@ -15,6 +15,7 @@ from mpload.index.mixture_index import MixtureIndex
 from mpload.samples.column_decoders import ColumnDecoders
 from mpload.samples.one_decoder import OneDecoder
 from mpload.samples.row_index import RowIndex
+from mpload.samples.transforms import GlobalGenerators
 
 __all__ = ["BySource", "SourceMakers", "makers_of"]
 
@@ -148,8 +149,8 @@ class SourceMakers:
         draws, seeds = (any(values) for values in zip(*map(_draws, self.makers), strict=True))
         fixed = [maker.fixed_keys for maker in self.makers if isinstance(maker, ColumnDecoders)]
         in_place = [maker.in_place_keys for maker in self.makers if isinstance(maker, ColumnDecoders)]
-        generators = self.makers[0].generators
-        generators.seeds = seeds
+        code = [each for maker in self.makers for each in maker.generators.code]
+        generators = GlobalGenerators(seeds=seeds, code=code)
         for maker in self.makers:
             maker.generators, maker.may_draw_globally = generators, draws
             if isinstance(maker, ColumnDecoders):

@@ -32,7 +32,14 @@ from mpload.samples.counts import DECODE_NS, TRANSFORM_NS
 from mpload.samples.leaves import typed_template_of
 from mpload.samples.sample_transforms import adapt_sample_transform, channels_last
 from mpload.samples.targets import Target, target_of
-from mpload.samples.transforms import DECODE_STREAM, TRANSFORM_STREAM, GlobalGenerators, runs_user_code, takes_images
+from mpload.samples.transforms import (
+    DECODE_STREAM,
+    TRANSFORM_STREAM,
+    GlobalGenerators,
+    runs_user_code,
+    takes_images,
+    users_code,
+)
 
 __all__ = ["ColumnDecoders", "Ready", "TypedColumn"]
 
@@ -190,7 +197,10 @@ class ColumnDecoders:
 
     def _start(self) -> None:
         self._transform = None if self.transform is None else adapt_sample_transform(self.transform, self.targets)
-        self.generators = GlobalGenerators(seeds=self._transform is not None and self._transform.seeds_generators)
+        self.generators = GlobalGenerators(
+            seeds=self._transform is not None and self._transform.seeds_generators,
+            code=users_code(*(column.decode for column in self._columns), self.transform),
+        )
         self._at = ""
 
     def _check_device(self) -> None:

@@ -24,6 +24,7 @@ from mpload.samples.bulk import ARENA_BYTES, BulkPipeline
 from mpload.samples.bulk_columns import BulkColumns
 from mpload.samples.bulk_views import BulkViews
 from mpload.samples.column_decoders import ColumnDecoders, Ready
+from mpload.samples.held_generators import warn_of_copies
 from mpload.samples.leaf_arrays import LeafWriter
 from mpload.samples.leaf_batches import template_of_sample
 from mpload.samples.leaves import exact_pairs
@@ -71,7 +72,8 @@ class PipelineWork:
 
     def open(self, worker: int) -> None:
         """Prepare for read-ahead, and map a small index. Files of samples are opened when they are first read."""
-        del worker
+        if worker == 0:
+            warn_of_copies()
         map_lines(self.pipeline.index)
         self.pipeline.bound_read_ahead(self.read_ahead_bytes)
         if isinstance(self.pipeline.opened_storage, KeepingStorage):

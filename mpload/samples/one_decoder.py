@@ -30,6 +30,7 @@ from mpload.samples.transforms import (
     seeds_generators,
     takes,
     takes_images,
+    users_code,
 )
 from mpload.samples.views import Views
 
@@ -98,7 +99,9 @@ class OneDecoder:
         self._transform = (
             None if self.transform is None else adapt_transform(self.transform, on_images=self._gives_images)
         )
-        self.generators = GlobalGenerators(seeds=seeds_generators(self._transform))
+        self.generators = GlobalGenerators(
+            seeds=seeds_generators(self._transform), code=users_code(self.decode, self.transform)
+        )
 
     def cause(self, cause: str) -> str:
         """Return the cause of a failure as it is: it is the same for all columns."""

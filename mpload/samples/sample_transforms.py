@@ -11,9 +11,10 @@ import numpy as np
 
 from mpload.errors import ArgumentError
 from mpload.samples.albumentations_targets import AlbumentationsOnSamples
+from mpload.samples.seeded_albumentations import is_of
 from mpload.samples.targets import Target, checked_sample
 from mpload.samples.torchvision_targets import TorchvisionOnSamples
-from mpload.samples.transforms import is_of, seed_generators, takes
+from mpload.samples.transforms import seed_generators, takes
 
 __all__ = ["SampleTransform", "adapt_sample_transform", "channels_last"]
 

@@ -10,9 +10,10 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 
 from mpload.plan.sample_rng import SampleRng
+from mpload.samples.held_generators import HeldGenerators, warn_of_copies
 from mpload.samples.transforms import seed_opencv
 
-__all__ = ["MapDataset", "SeededDataset", "kept_generators"]
+__all__ = ["MapDataset", "SeededDataset"]
 
 _T = TypeVar("_T")
 _SAMPLE, _COLLATE = 2, 4  # streams of a sample's randomness; the pipeline of an index uses 0, 1 and 3
@@ -51,10 +52,17 @@ class SeededDataset:
     """Of an iterable dataset."""
     _worker: int | None = None
     _rng: SampleRng = field(default_factory=lambda: SampleRng(seed=0, epoch=0), repr=False)
+    _held: dict[int, HeldGenerators] = field(default_factory=dict, repr=False)
+    """By the identity of the code that holds them, in this epoch."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_held": {}}
 
     def open(self, worker: int) -> None:
         """Prepare worker number `worker`."""
         self._worker = worker
+        if worker == 0:
+            warn_of_copies()
         self._announce(self._info())
         if self.worker_init_fn is not None:
             seed = (self.base_seed + worker) % _MAX_SEED
@@ -67,23 +75,25 @@ class SeededDataset:
     def sample(self, index: Any, *, seed: int, epoch: int, key: int | None = None) -> Any:
         """Return the sample at `index`. Its random numbers belong to `key`, which is the index itself if None."""
         key = index if key is None else key
-        return self._seeded(lambda: self.dataset[index], seed=seed, epoch=epoch, key=key, stream=_SAMPLE)
+        return self._seeded(lambda: self.dataset[index], self.dataset, seed=seed, epoch=epoch, key=key, stream=_SAMPLE)
 
     def samples(self, indices: list[Any], *, seed: int, epoch: int, key: int) -> Any:
         """Return the samples at `indices` from the dataset's `__getitems__`."""
         get: Callable[[list[Any]], Any] = self.dataset.__getitems__  # type: ignore[attr-defined]
-        return self._seeded(lambda: get(indices), seed=seed, epoch=epoch, key=key, stream=_SAMPLE)
+        return self._seeded(lambda: get(indices), self.dataset, seed=seed, epoch=epoch, key=key, stream=_SAMPLE)
 
     def collated(self, collate: Callable[[Any], Any], samples: Any, *, seed: int, epoch: int, key: int) -> Any:
         """Return `collate(samples)`."""
         with self.hidden():
-            return self._seeded(lambda: collate(samples), seed=seed, epoch=epoch, key=key, stream=_COLLATE)
+            return self._seeded(lambda: collate(samples), collate, seed=seed, epoch=epoch, key=key, stream=_COLLATE)
 
     def begun(self, *, epoch: int, key: int) -> Any:
         """Return the dataset, to be iterated over with generators seeded once, and another seed in each epoch."""
         self._epoch = epoch
         self._announce(self._info())
-        return self._seeded(lambda: self.dataset, seed=self.base_seed, epoch=epoch, key=key, stream=_SAMPLE)
+        return self._seeded(
+            lambda: self.dataset, self.dataset, seed=self.base_seed, epoch=epoch, key=key, stream=_SAMPLE
+        )
 
     @contextmanager
     def hidden(self) -> Iterator[None]:
@@ -94,17 +104,39 @@ class SeededDataset:
         finally:
             self._announce(self._info())
 
-    def _seeded(self, make: Callable[[], _T], *, seed: int, epoch: int, key: int, stream: int) -> _T:
+    @contextmanager
+    def kept_generators(self) -> Iterator[None]:
+        """Restore all generators of this process afterwards, so that making a sample does not affect the script's."""
+        torch = sys.modules.get("torch")
+        states = random.getstate(), np.random.get_state(), torch and torch.get_rng_state()  # noqa: NPY002
+        try:
+            yield
+        finally:
+            for held in self._held.values():
+                held.restore()
+            random.setstate(states[0])
+            np.random.set_state(states[1])  # noqa: NPY002
+            if torch is not None:
+                torch.set_rng_state(states[2])
+
+    def _seeded(self, make: Callable[[], _T], code: object, *, seed: int, epoch: int, key: int, stream: int) -> _T:
+        """Return the result of `make`, which calls the user's `code`."""
         if (self._rng.seed, self._rng.epoch) != (seed, epoch):
             self._rng = SampleRng(seed=seed, epoch=epoch)
-        words = self._rng.for_sample(key, stream=stream).integers(0, 1 << 32, size=3).tolist()
+            self._held = {}  # the attributes of the user's objects may have changed
+        if (held := self._held.get(id(code))) is None:
+            held = self._held[id(code)] = HeldGenerators(code)
         while True:
+            rng = self._rng.for_sample(key, stream=stream)
+            words = rng.integers(0, 1 << 32, size=3).tolist()
             random.seed(words[0])
             np.random.seed(words[1])  # noqa: NPY002  the generator that datasets draw from
             torch = sys.modules.get("torch")
             if torch is not None:
                 torch.default_generator.manual_seed(words[2])
             seed_opencv(seed=seed, epoch=epoch, sample_id=key)
+            if held.are_seeded():
+                held.seed(rng)
             made = make()
             if torch is sys.modules.get("torch"):
                 return made
@@ -123,17 +155,3 @@ class SeededDataset:
         module = sys.modules.get("torch.utils.data._utils.worker")
         if module is not None and self._worker is not None:
             module._worker_info = info  # type: ignore[attr-defined]  # noqa: SLF001  torch has no public way
-
-
-@contextmanager
-def kept_generators() -> Iterator[None]:
-    """Restore this process's global generators afterwards, so that making a sample does not affect the script's."""
-    torch = sys.modules.get("torch")
-    states = random.getstate(), np.random.get_state(), torch and torch.get_rng_state()  # noqa: NPY002
-    try:
-        yield
-    finally:
-        random.setstate(states[0])
-        np.random.set_state(states[1])  # noqa: NPY002
-        if torch is not None:
-            torch.set_rng_state(states[2])

@@ -8,8 +8,9 @@ import numpy as np
 
 from mpload.errors import ArgumentError
 from mpload.samples.object_parts import moving_parts
+from mpload.samples.seeded_albumentations import is_of
 from mpload.samples.targets import Target, checked_sample
-from mpload.samples.transforms import is_of, seed_generators
+from mpload.samples.transforms import seed_generators
 
 __all__ = ["TorchvisionOnSamples"]
 

@@ -3,9 +3,9 @@
 import inspect
 import random
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 import cv2
 import numpy as np
@@ -13,25 +13,26 @@ from numpy.typing import NDArray
 
 from mpload.errors import FAILURES, ArgumentError
 from mpload.plan.sample_rng import SampleRng
+from mpload.samples.held_generators import HeldGenerators
+from mpload.samples.seeded_albumentations import SeededAlbumentations, is_of, name_of
 
 __all__ = [
     "BATCH_STREAM",
     "DECODE_STREAM",
     "TRANSFORM_STREAM",
     "GlobalGenerators",
-    "SeededAlbumentations",
     "adapt_transform",
-    "is_of",
     "runs_user_code",
     "seed_generators",
     "seed_opencv",
     "seeds_generators",
     "takes",
     "takes_images",
+    "users_code",
 ]
 
-DECODE_STREAM, TRANSFORM_STREAM, _GLOBALS_STREAM, BATCH_STREAM = 0, 1, 3, 1 << 32
-"""Streams of a sample's random numbers; map-style datasets use 2. A batch has those of its first sample."""
+DECODE_STREAM, TRANSFORM_STREAM, _GLOBALS_STREAM, _HELD_STREAM, BATCH_STREAM = 0, 1, 3, 5, 1 << 32
+"""Streams of a sample's random numbers; map-style datasets use 2 and 4. A batch has those of its first sample."""
 
 _T = TypeVar("_T")
 _MIX = 0x9E37_79B9_7F4A_7C15, 0xBF58_476D_1CE4_E5B9, 0x94D0_49BB_1331_11EB  # odd numbers of SplitMix64
@@ -42,6 +43,15 @@ _IMAGE_LIBRARIES = frozenset({"albumentations", "kornia", "torchvision"})
 def runs_user_code(decode: object) -> bool:
     """Return whether a decoder runs the user's code, which may draw from the global generators."""
     return bool(getattr(decode, "runs_user_code", not type(decode).__module__.startswith("mpload.")))
+
+
+def users_code(*callables: object) -> list[object]:
+    """Return those of a sample's decoders and transforms that may hold generators which nothing else seeds."""
+    return [
+        each
+        for each in callables
+        if each is not None and not is_of(each, frozenset({"albumentations"})) and runs_user_code(each)
+    ]
 
 
 def takes_images(transform: Callable[..., Any] | None) -> bool:
@@ -101,15 +111,18 @@ class GlobalGenerators:
 
     Args:
         seeds: Seed the generators from the first sample on.
+        code: The callables. Transforms of libraries that they hold are seeded always.
 
     Process:
         Cannot be pickled. Not thread-safe: the generators belong to the whole process.
     """
 
-    __slots__ = ("_numpy", "_numpy_twin", "_torch_bytes", "_twin", "seeds")
+    __slots__ = ("_numpy", "_numpy_twin", "_torch_bytes", "_twin", "code", "held", "seeds")
 
-    def __init__(self, *, seeds: bool) -> None:
+    def __init__(self, *, seeds: bool, code: Sequence[object] = ()) -> None:
         self.seeds = seeds
+        self.code = code
+        self.held = HeldGenerators(*code)
         self._twin = random.Random(0)
         self._numpy, self._numpy_twin = np.random.MT19937(0), np.random.MT19937(0)
         self._torch_bytes = b""
@@ -133,6 +146,7 @@ class GlobalGenerators:
         try:
             yield
         finally:
+            self.held.restore()
             if torch is not None:
                 torch.default_generator.set_state(torch_state)
             np.random.set_bit_generator(numpy_bits)  # type: ignore[attr-defined]
@@ -142,6 +156,8 @@ class GlobalGenerators:
         """Seed the generators for the next call of the user's code on a sample; watched ones stay as they are."""
         if self.seeds:
             seed_generators(rng.for_sample(sample_id, stream=_GLOBALS_STREAM))
+        if self.held.are_seeded():
+            self.held.seed(rng.for_sample(sample_id, stream=_HELD_STREAM))
         seed_opencv(seed=rng.seed, epoch=rng.epoch, sample_id=sample_id)
 
     def make(self, make: Callable[[], _T]) -> _T:
@@ -221,7 +237,7 @@ class _TorchTransform:
     def __call__(self, image: NDArray[Any], rng: np.random.Generator) -> NDArray[Any]:
         if self._on_images is None and image.ndim == 3:
             raise ArgumentError(
-                f"transform {_name(self._transform)} gets an image as [C, H, W] and any other array with its axes as "
+                f"transform {name_of(self._transform)} gets an image as [C, H, W] and any other array with its axes as "
                 f"they are, but it is unknown which this {image.dtype}{list(image.shape)} is. Give decode an attribute "
                 "makes_images: True or False"
             )
@@ -230,43 +246,12 @@ class _TorchTransform:
         with self._torch.no_grad():
             result = self._transform(tensor.permute(2, 0, 1) if self._on_images and image.ndim == 3 else tensor)
         if not isinstance(result, self._torch.Tensor):
-            raise ArgumentError(f"transform {_name(self._transform)} returned {type(result).__name__}, not a tensor")
+            raise ArgumentError(f"transform {name_of(self._transform)} returned {type(result).__name__}, not a tensor")
         array: NDArray[Any] = result.numpy()
         return np.ascontiguousarray(array.transpose(1, 2, 0) if self._on_images and array.ndim == 3 else array)
 
     def __reduce__(self) -> tuple[object, ...]:
         return _TorchTransform, (self._transform, self._on_images)
-
-
-class SeededAlbumentations:
-    """An albumentations transform that draws, with all transforms inside it, from the sample's generator.
-
-    `set_random_seed` would make two new generators for each inner transform, all with the same seed. That is slow, and
-    all of them would draw the same numbers. `set_random_state` makes them share the sample's generator.
-
-    Raises:
-        ArgumentError: The transform is older than albumentations 2.
-    """
-
-    __slots__ = ("_python_random", "_transform")
-
-    def __init__(self, transform: Any) -> None:
-        if not hasattr(transform, "set_random_state"):
-            raise ArgumentError(
-                f"{_name(transform)} cannot be seeded: it needs albumentations 2. pip install -U albumentations"
-            )
-        self._transform = transform
-        self._python_random: _PythonRandom | None = None
-
-    def __call__(self, rng: np.random.Generator, **data: Any) -> dict[str, Any]:
-        """Return what the transform makes of `data`, its targets."""
-        if self._python_random is None or self._python_random.generator is not rng:
-            self._python_random = _PythonRandom(rng)
-        self._python_random.forget()
-        # Set for every call: the user may use the same transform object elsewhere, with another generator.
-        self._transform.set_random_state(rng, self._python_random)
-        result: dict[str, Any] = self._transform(**data)
-        return result
 
 
 class _Albumentations:
@@ -283,35 +268,6 @@ class _Albumentations:
         return _Albumentations, (self._transform,)
 
 
-class _PythonRandom(random.Random):
-    """A `random.Random` that draws from a NumPy generator."""
-
-    generator: np.random.Generator
-
-    def __new__(cls, generator: np.random.Generator) -> Self:
-        self = super().__new__(cls)
-        self.generator = generator
-        return self
-
-    def __init__(self, generator: np.random.Generator) -> None:  # noqa: ARG002  the inherited generator needs a seed, but is never drawn from
-        super().__init__(0)
-
-    def forget(self) -> None:
-        """Drop the second number of a pair that `gauss` has made."""
-        self.gauss_next = None
-
-    def random(self) -> float:
-        return self.generator.random()
-
-    def getrandbits(self, k: int, /) -> int:
-        if k <= 53:  # a double has that many bits and is faster to draw
-            return int(self.generator.random() * (1 << k))
-        return int.from_bytes(self.generator.bytes((k + 7) // 8), "little") >> (-k % 8)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _PythonRandom, (self.generator,)
-
-
 def _bytes(tensor: Any) -> bytes:
     state: bytes = tensor.numpy().tobytes()  # comparing bytes is three times as fast as comparing tensors
     return state
@@ -321,11 +277,6 @@ def _is_torch(transform: Callable[..., Any]) -> bool:
     torch = sys.modules.get("torch")
     is_module = torch is not None and isinstance(transform, torch.nn.Module)
     return is_module or is_of(transform, frozenset({"torchvision"}))
-
-
-def is_of(transform: Any, libraries: frozenset[str]) -> bool:
-    """Return whether an object's class, or a class that it is based on, is from one of these packages."""
-    return any(base.__module__.partition(".")[0] in libraries for base in type(transform).__mro__)
 
 
 def takes(function: Callable[..., Any], name: str) -> bool:
@@ -341,10 +292,6 @@ def _checked(result: Any, transform: Any) -> NDArray[Any]:
     if isinstance(result, np.ndarray):
         return result
     raise ArgumentError(
-        f"transform {_name(transform)} returned {type(result).__name__}, not a NumPy array. Return the array: samples "
-        "become tensors after they are batched, so leave out ToTensorV2, ToTensor and similar transforms",
+        f"transform {name_of(transform)} returned {type(result).__name__}, not a NumPy array. Return the array: "
+        "samples become tensors after they are batched, so leave out ToTensorV2, ToTensor and similar transforms",
     )
-
-
-def _name(transform: Any) -> str:
-    return str(getattr(transform, "__qualname__", type(transform).__qualname__))

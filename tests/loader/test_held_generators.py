@@ -1,0 +1,201 @@
+"""Generators that the user's code holds: a sample's numbers do not depend on its worker, or there is a warning."""
+
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from mpload import MPDataset, MPLoader, Views, build_index
+from mpload.images.decoders import RandomResizedCrop, ResizeCenterCrop
+from mpload.samples.held_generators import HeldGenerators
+from tests.support.held import HOLDERS, Calling, InAttribute, Stream, apply, in_closure, noise
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="worker pools need Linux")
+
+
+def samples(dataset: Any, num_workers: int, *, num_epochs: int = 2, **options: Any) -> list[bytes]:
+    """Return the samples of epochs as bytes."""
+    options = {"batch_size": 4, "shuffle": True, "seed": 1, **options} if not isinstance(dataset, MPDataset) else {}
+    with MPLoader(dataset, num_workers=num_workers, multiprocessing_context="fork", **options) as loader:
+        return [bytes(np.asarray(each)) for _ in range(num_epochs) for batch in loader for each in first_of(batch)]
+
+
+def first_of(batch: Any) -> Any:
+    """Return the first column of a batch."""
+    if isinstance(batch, dict):
+        return batch["image"]
+    return batch[0] if isinstance(batch, list | tuple) else batch
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("place", HOLDERS)
+def test_transforms_that_a_dataset_holds_draw_what_belongs_to_the_sample(place: str) -> None:
+    expected = samples(HOLDERS[place](), 0)
+    assert len(set(expected)) == len(expected) == 48  # no two samples draw the same, nor does one in two epochs
+    assert samples(HOLDERS[place](), 2) == expected
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("is_dict", [False, True])
+def test_transforms_of_monai_draw_what_belongs_to_the_sample(*, is_dict: bool) -> None:
+    transforms = pytest.importorskip("monai.transforms")
+    image = np.ones((1, 8, 8), np.float32)
+
+    def made(num_workers: int) -> list[bytes]:
+        noise = transforms.RandGaussianNoise(prob=1.0)
+        augment: Any = transforms.Compose([transforms.OneOf([noise, noise])])
+        if is_dict:
+            augment = transforms.Compose([transforms.RandFlipd("image"), transforms.RandGaussianNoised("image", 1.0)])
+        found: Any = pytest.importorskip("monai.data").Dataset([{"image": image} if is_dict else image] * 24, augment)
+        own = [each.R for each in augment.transforms]
+        drawn = samples(found, num_workers)
+        assert [each.R for each in augment.transforms] == own
+        return drawn
+
+    expected = made(0)
+    assert len(set(expected)) == 48
+    assert made(2) == expected
+
+
+@pytest.mark.processes
+def test_transforms_that_a_collate_function_holds_draw_what_belongs_to_the_batch() -> None:
+    augment = noise()
+
+    def collate(images: list[Any]) -> Any:
+        return torch.stack([torch.as_tensor(apply(augment, image.numpy())) for image in images])
+
+    dataset = Calling(torch.as_tensor)
+    expected = samples(dataset, 0, collate_fn=collate)
+    assert len(set(expected)) == 48
+    assert samples(dataset, 2, collate_fn=collate) == expected
+
+
+@pytest.mark.processes
+def test_the_workers_of_a_stream_draw_different_numbers() -> None:
+    options: dict[str, Any] = {"shuffle": None, "num_epochs": 1}
+    drawn = samples(Stream(), 2, **options)
+    assert len(set(drawn)) == len(drawn) == 24
+    assert sorted(samples(Stream(), 2, **options)) == sorted(drawn)
+
+
+@pytest.fixture
+def index(photo_tree: Path, tmp_path: Path) -> Path:
+    """Return an index of a few photos."""
+    build_index(photo_tree, tmp_path / "train.txt")
+    return tmp_path / "train.txt"
+
+
+def wrapped_decode(data: bytes) -> Any:
+    """Decode with a transform in a global of this module."""
+    return apply(GLOBAL, ResizeCenterCrop(8)(data))
+
+
+GLOBAL = noise()
+
+
+def with_rng(image: Any, rng: np.random.Generator) -> Any:
+    """Draw from the sample's generator and from a transform's."""
+    return apply(GLOBAL, image) + np.uint8(rng.integers(2))
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"decode": ResizeCenterCrop(8), "transform": in_closure()},
+        {"decode": ResizeCenterCrop(8), "transform": with_rng},
+        {"decode": wrapped_decode},
+        {"decode": {"image": wrapped_decode}},
+        {"decode": {"image": Views(all=(2, RandomResizedCrop(8), in_closure()))}},
+    ],
+    ids=["transform", "transform with rng", "decode", "columns", "views"],
+)
+def test_transforms_inside_a_pipeline_draw_what_belongs_to_the_sample(index: Path, options: dict[str, Any]) -> None:
+    def made(num_workers: int) -> list[bytes]:
+        dataset = MPDataset(index, batch_size=2, shuffle=True, seed=5, tail="ragged", **options)
+        with MPLoader(dataset, num_workers=num_workers) as loader:
+            found = []
+            for images in (first_of(batch) for _ in range(3) for batch in loader):
+                found += [bytes(np.asarray(each)) for each in (images["all"] if isinstance(images, dict) else images)]
+            return found
+
+    expected = made(0)
+    assert len(set(expected)) == len(expected)
+    assert made(2) == expected
+
+
+def test_the_process_of_the_script_keeps_its_generators() -> None:
+    dataset = InAttribute(3)
+    inner = dataset.augment.transforms[0].transforms[0]
+    before = [(each.random_generator, each.py_random) for each in (dataset.augment, inner)]
+    drawn = InAttribute(3)[0]
+    samples(dataset, 0)
+    assert [(each.random_generator, each.py_random) for each in (dataset.augment, inner)] == before
+    assert torch.equal(dataset[0], drawn)
+
+
+SCRIPT = """
+import sys
+from mpload import MPLoader
+from tests.support.held import Drawing, NotDrawing
+
+kinds = {"Drawing": Drawing, "NotDrawing": NotDrawing}
+with MPLoader(kinds[sys.argv[1]](sys.argv[2]), batch_size=4, num_workers=int(sys.argv[3])) as loader:
+    for _ in range(2):
+        list(loader)
+"""
+
+
+def told_by_script(*arguments: str) -> str:
+    """Return what a script that loads a dataset writes to stderr. Within pytest, workers would keep their warnings."""
+    command = [sys.executable, "-c", SCRIPT, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stderr
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("kind", "library"), [("NumPy", "NumPy"), ("NumPy's old one", "NumPy"), ("random", "random"), ("torch", "torch")]
+)
+def test_samples_that_draw_from_a_copied_generator_are_warned_of(kind: str, library: str) -> None:
+    told = told_by_script("Drawing", kind, "2")
+    assert told.count(f"samples draw random numbers from Drawing.rng, a generator of {library}. Each worker has a") == 1
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(("dataset", "num_workers"), [("NotDrawing", "2"), ("Drawing", "0")])
+def test_a_generator_that_no_sample_draws_from_or_that_has_no_copy_needs_no_warning(
+    dataset: str, num_workers: str
+) -> None:
+    assert told_by_script(dataset, "NumPy", num_workers) == ""
+
+
+class Strange:
+    """Its attributes cannot be looked at."""
+
+    __slots__ = ("missing",)
+
+    @property
+    def __class__(self) -> Any:
+        raise RuntimeError("it stands for nothing")
+
+    @__class__.setter
+    def __class__(self, value: Any) -> None: ...
+
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError(name)
+
+
+def test_what_cannot_be_searched_is_left_out() -> None:
+    around: list[Any] = [Strange(), range, sys, random.SystemRandom(), {}, iter(()), noise()]
+    around += [around, list(range(1000))]
+    held = HeldGenerators(around)
+    assert held.are_seeded()
+    held.seed(np.random.default_rng(0))
+    held.restore()
