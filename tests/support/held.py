@@ -131,16 +131,20 @@ HOLDERS: dict[str, Callable[[], Any]] = {
 """By place: makes a dataset."""
 
 
+KINDS: dict[str, Callable[[], Any]] = {
+    "NumPy": lambda: np.random.default_rng(0),
+    "NumPy's old one": lambda: np.random.RandomState(0),
+    "random": lambda: random.Random(0),
+    "torch": lambda: torch.Generator().manual_seed(0),
+}
+"""By name: makes a generator."""
+
+
 class Drawing(Base):
     """Draws from a generator of its own."""
 
     def __init__(self, kind: str) -> None:
-        self.rng: Any = {
-            "NumPy": np.random.default_rng(0),
-            "NumPy's old one": np.random.RandomState(0),
-            "random": random.Random(0),
-            "torch": torch.Generator().manual_seed(0),
-        }[kind]
+        self.rng: Any = KINDS[kind]()
 
     def __getitem__(self, index: int) -> Any:
         if isinstance(self.rng, torch.Generator):
