@@ -225,17 +225,21 @@ class BatchSeed:
     first_id: int
     """The sample_id of the batch's first sample, also if that was skipped; 0 if there is none."""
 
-    def collated(self, collate: Callable[..., Any], samples: list[Any]) -> Any:
+    def collated(self, collate: Callable[..., Any], samples: list[Any], generators: GlobalGenerators) -> Any:
         """Return what the user's callable makes of samples.
 
         If it has a parameter `rng`, it gets a generator. If not, the global generators are seeded during the call.
+
+        Args:
+            collate: The callable.
+            samples: A list of samples.
+            generators: Those that the callable may draw from.
 
         Raises:
             CollateError: It raised an error.
         """
         rng = SampleRng(seed=self.seed, epoch=self.epoch).for_sample(self.first_id, stream=BATCH_STREAM)
         try:
-            generators = GlobalGenerators(seeds=True, code=[collate])
             if generators.held.are_seeded():
                 generators.held.seed(rng)
             if takes(collate, "rng"):
@@ -246,3 +250,5 @@ class BatchSeed:
                 return collate(samples)
         except FAILURES as error:
             raise CollateError(error) from error
+        finally:
+            generators.held.restore()

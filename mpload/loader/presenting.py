@@ -47,7 +47,7 @@ class Presenter:
         assert isinstance(maker, ColumnDecoders)
         if self.callable is not None:
             samples = samples_of_columns(template, columns, targets=maker.targets)
-            return batch_seed.collated(self.callable, samples)
+            return batch_seed.collated(self.callable, samples, self.pipeline.generators_for(self.callable))
         return batch_of_columns(template, columns, targets=maker.targets, collate=self.collate)
 
     def present(self, columns: Sequence[Any], batch_seed: BatchSeed) -> Any:
@@ -62,7 +62,8 @@ class Presenter:
         for number, column in enumerate(columns):
             is_number = number not in self.pipeline.sources  # or text, which is no tensor
             values.append(unstacked(as_tensor(column, are_images=self._makes_images), is_number=is_number))
-        return batch_seed.collated(self.callable, [self._named(row) for row in zip(*values, strict=True)])
+        rows = [self._named(row) for row in zip(*values, strict=True)]
+        return batch_seed.collated(self.callable, rows, self.pipeline.generators_for(self.callable))
 
     def _shown(self, number: int, column: Any) -> Any:
         """Return a column of one decoder's batch as the dataset yields it."""

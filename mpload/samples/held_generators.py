@@ -12,51 +12,44 @@ class Photos:
 ```
 """
 
-import functools
+import gc
+import heapq
+import math
 import pickle
 import random
 import sys
+import threading
 import warnings
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from types import CodeType, FunctionType, MethodType, ModuleType
+from functools import cached_property, lru_cache, partial
+from itertools import count, islice
+from types import CodeType, FunctionType, GetSetDescriptorType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
 
 from mpload.errors import MploadWarning
-from mpload.samples.seeded_albumentations import SeededAlbumentations, is_of, name_of
+from mpload.samples.seeded_albumentations import SeededAlbumentations, is_based_on, is_seeded
 
 __all__ = ["HeldGenerators", "warn_of_copies"]
 
-_ALBUMENTATIONS, _MONAI = frozenset({"albumentations"}), frozenset({"monai"})
 _ATTRIBUTES = ("random_generator", "py_random", "R")
 """Where the transforms of these libraries hold their generators."""
-_MAX_OBJECTS = 10_000
-_MAX_ITEMS = 100
-"""The items of a longer container are data."""
+_MAX_OBJECTS = 5000
+_MAX_ITEMS = 100_000
 _DATA = (int, float, complex, str, bytes, bytearray, type(None), np.ndarray, np.generic)
+_CONTAINERS = (dict, list, tuple, set, frozenset, deque)
 _IMAGE_LIBRARIES = {"PIL", "albucore", "albumentations", "cv2", "kornia", "monai", "skimage", "timm", "torchvision"}
-_OTHER_LIBRARIES = {
-    "accelerate",
-    "datasets",
-    "lightning",
-    "mpload",
-    "numpy",
-    "pandas",
-    "pyarrow",
-    "ray",
-    "scipy",
-    "torch",
-}
-_LIBRARIES = _IMAGE_LIBRARIES | _OTHER_LIBRARIES | sys.stdlib_module_names
-"""Packages whose code is not searched. The attributes of their objects are."""
+_OTHER_LIBRARIES = {"accelerate", "datasets", "lightning", "numpy", "pandas", "pyarrow", "ray", "scipy", "torch"}
+_LIBRARIES = _IMAGE_LIBRARIES | _OTHER_LIBRARIES | {"transformers"}
+"""Packages whose code is not searched, if they are installed. The attributes of their objects are."""
 _warns = False
 
 
 def warn_of_copies() -> None:
-    """Let this process warn of generators that are neither global nor seeded. One worker of a loader does."""
+    """Let this process warn once of generators that are neither global nor seeded. One worker of a loader does."""
     global _warns  # noqa: PLW0603  it is true for the process
     _warns = True
 
@@ -67,7 +60,8 @@ class HeldGenerators:
     Those of transforms of albumentations and MONAI are seeded for each sample. Others are not: a dataset may rely on
     the copies being equal, for example to choose its samples. There is a warning once samples draw from them.
 
-    Objects are searched for again before calls 1, 2, 4, 8 and so on, since the user's code may add some.
+    Objects are searched for before calls 1, 2, 16, 128 and so on, since the user's code may make some when it is first
+    called.
 
     Args:
         code: Datasets, decoders, transforms and other callables.
@@ -76,11 +70,13 @@ class HeldGenerators:
         Cannot be pickled. Not thread-safe.
     """
 
-    __slots__ = ("_code", "_num_calls", "_own", "_seeded", "_watched")
+    __slots__ = ("_calls_left", "_code", "_num_calls", "_own", "_seeded", "_watched")
 
     def __init__(self, *code: object) -> None:
         self._code = code
         self._num_calls = 0
+        self._calls_left = 1
+        """Until the next search."""
         self._seeded: list[SeededAlbumentations | _SeededMonai] = []
         self._own: dict[int, tuple[Any, dict[str, Any]]] = {}
         """By identity: each transform, also those inside others, and its own generators."""
@@ -90,7 +86,9 @@ class HeldGenerators:
     def are_seeded(self) -> bool:
         """Return whether there are generators to seed before a call of the user's code."""
         self._num_calls += 1
-        if not self._num_calls & (self._num_calls - 1):
+        self._calls_left -= 1
+        if not self._calls_left:
+            self._calls_left = 1 if self._num_calls == 1 else 7 * self._num_calls
             self._warn_if_drawn()
             self._search()
         return bool(self._seeded)
@@ -108,36 +106,46 @@ class HeldGenerators:
             vars(owner).update(generators)
 
     def _search(self) -> None:
-        self._seeded, self._watched = [], []
-        for name, value, is_inside in _reached(self._code):
-            if issubclass(type(value), type):
-                continue
-            if is_of(value, _ALBUMENTATIONS) and hasattr(value, "set_random_state"):
-                self._remember(value)
-                if not is_inside:  # it passes its generators on to what is inside
-                    self._seeded.append(SeededAlbumentations(value))
-            elif is_of(value, _MONAI) and isinstance(getattr(value, "R", None), np.random.RandomState):
-                self._remember(value)
-                self._seeded.append(_SeededMonai(value))
-            elif _warns and not is_inside and _kind_of(value):
-                with suppress(NotImplementedError):  # the generator of the system has no state
+        self._watched = []
+        found: list[Any] = []
+        for name, value in _reached(self._code):
+            with suppress(Exception):  # what cannot be looked into is left out
+                if _is_transform(value):
+                    found.append(value)
+                elif _warns and _kind_of(value):
                     self._watched.append((name, value, _state_of(value)))
-
-    def _remember(self, owner: Any) -> None:
-        if id(owner) not in self._own:
-            self._own[id(owner)] = owner, {key: vars(owner)[key] for key in _ATTRIBUTES if key in vars(owner)}
+        # A `Compose` of albumentations passes its generators on to those inside it.
+        inner = {
+            id(each) for value in found if _library_of(value) == "albumentations" for each in _transforms_in(value)
+        }
+        self._seeded = []
+        for value in found:
+            if not is_seeded(value) and not isinstance(vars(value).get("R"), _SampleState):
+                own = {key: vars(value)[key] for key in _ATTRIBUTES if key in vars(value)}
+                self._own.setdefault(id(value), (value, own))
+            if _library_of(value) == "monai":
+                self._seeded.append(_SeededMonai(value))
+            elif id(value) not in inner:
+                self._seeded.append(SeededAlbumentations(value))
 
     def _warn_if_drawn(self) -> None:
-        for name, generator, state in self._watched:
+        global _warns  # noqa: PLW0603  one warning is enough
+        for name, generator, state in self._watched if _warns else ():
             if _state_of(generator) != state:
+                _warns = False
                 kind = _kind_of(generator)
                 warnings.warn(
                     f"samples draw random numbers from {name}, a generator of {kind}. Each worker has a copy of it, so "
-                    "workers draw the same numbers, and those of a sample depend on which worker makes it. Draw from "
-                    f"the global generator of {kind} instead: it is seeded for each sample",
+                    "workers draw the same numbers, and those of a sample depend on which worker makes it, unless you "
+                    f"seed it for each sample. Draw from the global generator of {kind} instead: mpload seeds that",
                     MploadWarning,
                     stacklevel=2,
                 )
+                return
+
+
+class _SampleState(np.random.RandomState):
+    """The class of generators that MONAI takes, drawing from a sample's generator."""
 
 
 class _SeededMonai:
@@ -150,7 +158,33 @@ class _SeededMonai:
 
     def seed(self, rng: np.random.Generator) -> None:
         """Let it draw from `rng`. What is inside it is seeded on its own."""
-        self._transform.R = np.random.RandomState(rng.bit_generator)
+        self._transform.R = _SampleState(rng.bit_generator)
+
+
+def _is_transform(value: Any) -> bool:
+    """Return whether an object is a transform of a library whose generators can be replaced."""
+    if issubclass(type(value), type):
+        return False
+    if _library_of(value) == "albumentations":
+        return hasattr(value, "set_random_state")
+    return _library_of(value) == "monai" and isinstance(getattr(value, "R", None), np.random.RandomState)
+
+
+def _library_of(value: object) -> str:
+    """Return "albumentations" or "monai" for an object of these libraries, and "" for others."""
+    kind: Any = type(value)
+    return _library_of_class(kind)
+
+
+@lru_cache(maxsize=1024)
+def _library_of_class(kind: Any) -> str:
+    return next((library for library in ("albumentations", "monai") if is_based_on(kind, frozenset({library}))), "")
+
+
+def _transforms_in(compose: Any) -> Iterator[Any]:
+    for each in getattr(compose, "transforms", ()):
+        yield each
+        yield from _transforms_in(each)
 
 
 def _kind_of(value: object) -> str:
@@ -181,64 +215,118 @@ def _global_generators() -> Iterator[object]:
         yield torch.default_generator
 
 
-def _reached(code: tuple[object, ...]) -> Iterator[tuple[str, Any, bool]]:
-    """Yield each object that `code` refers to, its name, and whether a transform of a library holds it."""
-    left = deque((name_of(value), value, False) for value in code)
-    seen = set(map(id, _global_generators()))
+def _reached(code: tuple[object, ...]) -> Iterator[tuple[str, Any]]:
+    """Yield the objects that `code` refers to, with names: at most 5,000.
+
+    Those come first that are found where there is little to look at: the cost of an object is the product of the
+    numbers of objects beside it and beside those that lead to it. So a list of many annotations hides no transform.
+    """
+    order = count()
+    left = [(0.0, next(order), _name_of(value), value) for value in code]
+    seen = {id(each): each for each in _global_generators()}  # kept alive, so that no other gets its identity
     while left and len(seen) < _MAX_OBJECTS:
-        name, value, is_inside = left.popleft()
-        if issubclass(type(value), _DATA) or id(value) in seen:
+        cost, _, name, value = heapq.heappop(left)
+        if id(value) in seen or _is_data(value):
             continue
-        seen.add(id(value))
-        yield name, value, is_inside
-        is_inside = is_inside or is_of(value, _ALBUMENTATIONS) or is_of(value, _MONAI)
+        seen[id(value)] = value
+        yield name, value
         with suppress(Exception):  # what cannot be looked into is left out
-            left.extend((inner_name, inner, is_inside) for inner_name, inner in _inside(name, value))
+            inside = [each for each in _inside(name, value) if not _is_data(each[1])]
+            cost += math.log(len(inside) + 1)
+            for inner_name, inner in inside:
+                heapq.heappush(left, (cost, next(order), inner_name, inner))
 
 
 def _inside(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     """Yield what an object refers to, with names."""
-    if isinstance(value, dict):
-        if len(value) <= _MAX_ITEMS:
-            yield from ((f"{name}[{key!r}]", item) for key, item in value.items())
-    elif isinstance(value, list | tuple | set | frozenset | deque):
-        if len(value) <= _MAX_ITEMS:
-            yield from ((f"{name}[{number}]", item) for number, item in enumerate(value))
-    elif isinstance(value, MethodType):
+    kind = type(value)
+    if issubclass(kind, _CONTAINERS):
+        yield from _items_of(name, value)
+        if kind not in _CONTAINERS:  # of the user
+            yield from _attributes_of(name, value)
+    elif kind is MethodType:
         yield name, value.__self__
         yield name, value.__func__
-    elif isinstance(value, functools.partial):
-        yield from ((name, each) for each in (value.func, value.args, value.keywords))
-    elif isinstance(value, FunctionType):
-        yield from _inside_function(name, value)
-    elif isinstance(value, type):
+    elif kind is partial:
+        yield from ((name, each) for each in (value.func, *value.args, *value.keywords.values()))
+    elif kind is FunctionType:
+        yield from _used_by(value)
+    elif kind is ModuleType:
+        if not _is_of_library(value.__name__):
+            yield from ((f"{name}.{key}", each) for key, each in vars(value).items() if key != "__builtins__")
+    elif issubclass(kind, type):
         if not _is_of_library(value.__module__):
-            yield from ((f"{name}.{key}", _plain(each)) for key, each in vars(value).items())
+            yield from ((f"{name}.{key}", _behind(each)) for key, each in vars(value).items())
             yield from ((name, base) for base in value.__bases__)
-    elif not isinstance(value, ModuleType):
-        attributes = getattr(value, "__dict__", {})
-        yield from ((f"{name}.{key}", each) for key, each in attributes.items())
-        slots = [key for base in type(value).__mro__ for key in _slots_of(base) if hasattr(value, key)]
-        yield from ((f"{name}.{key}", getattr(value, key)) for key in slots)
-        yield name, type(value)
+    elif kind.__name__ in {"_lru_cache_wrapper", "_lru_list_elem"}:  # which have no other way to what they keep
+        yield from ((name, each) for each in gc.get_referents(value))
+    else:
+        yield from _attributes_of(name, value)
 
 
-def _inside_function(name: str, function: FunctionType) -> Iterator[tuple[str, Any]]:
-    """Yield the variables and default arguments that a function uses, also those of modules."""
+def _name_of(value: Any) -> str:
+    return str(value.__name__) if type(value) in {FunctionType, MethodType} else type(value).__name__
+
+
+def _is_data(value: object) -> bool:
+    torch = sys.modules.get("torch")
+    return issubclass(type(value), _DATA) or (torch is not None and issubclass(type(value), torch.Tensor))
+
+
+def _items_of(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the items of a container, unless it is very long or holds data."""
+    items: Iterable[Any] = value.values() if isinstance(value, dict) else value
+    if len(value) > _MAX_ITEMS or all(map(_is_data, islice(items, 1000))):
+        return
+    keys = value if isinstance(value, dict) else count()
+    yield from ((f"{name}[{key!r}]", each) for key, each in zip(keys, items, strict=False))
+
+
+def _attributes_of(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the attributes of an object and its class. No code of the user is called, and proxies are left alone."""
+    kind: Any = type(value)
+    for key, read in _readers_of(kind):
+        with suppress(AttributeError):  # an empty slot
+            found = read(value)
+            if key == "__dict__":
+                skipped = _ATTRIBUTES if _is_transform(value) else ()
+                yield from ((f"{name}.{at}", each) for at, each in found.items() if at not in skipped)
+            else:
+                yield f"{name}.{key}", found
+    yield name, type(value)
+
+
+@lru_cache(maxsize=1024)
+def _readers_of(kind: Any) -> list[tuple[str, Callable[[Any], Any]]]:
+    """Return what reads the dict and the slots of an object; nothing if it stands for another object."""
+    bases = kind.__mro__[:-1]
+    if any("__class__" in vars(base) for base in bases):
+        return []
+    if issubclass(kind, threading.local):
+        return [("__dict__", vars)]
+    members = [(key, each) for base in bases for key, each in vars(base).items()]
+    return [
+        (key, each.__get__)
+        for key, each in members
+        if isinstance(each, MemberDescriptorType) or (key == "__dict__" and isinstance(each, GetSetDescriptorType))
+    ]
+
+
+def _used_by(function: FunctionType) -> Iterator[tuple[str, Any]]:
+    """Yield the variables and default arguments that a function uses, and the modules that it imports."""
     if _is_of_library(function.__module__ or ""):
         return
     for variable, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         with suppress(ValueError):  # it has no value yet
             yield variable, cell.cell_contents
-    yield name, function.__defaults__ or ()
-    yield name, function.__kwdefaults__ or {}
-    yield name, function.__dict__  # what a decorator wraps
-    names = set(_names_in(function.__code__))
-    for variable in names & function.__globals__.keys():
-        value = function.__globals__[variable]
-        yield variable, value
-        if isinstance(value, ModuleType) and not _is_of_library(value.__name__):
-            yield from ((f"{variable}.{key}", vars(value)[key]) for key in names & vars(value).keys())
+    for values in (function.__defaults__, function.__kwdefaults__, function.__dict__):  # what a decorator wraps
+        if values:
+            yield function.__name__, values
+    for variable in set(_names_in(function.__code__)):
+        if variable in function.__globals__:
+            yield variable, function.__globals__[variable]
+        elif variable in sys.modules:
+            yield variable, sys.modules[variable]
 
 
 def _names_in(code: CodeType) -> Iterator[str]:
@@ -249,16 +337,18 @@ def _names_in(code: CodeType) -> Iterator[str]:
             yield from _names_in(constant)
 
 
-def _plain(attribute: Any) -> Any:
+def _behind(attribute: Any) -> Any:
     """Return the function behind an attribute of a class."""
-    attribute = getattr(attribute, "fget", attribute)  # of a property
-    return getattr(attribute, "__func__", attribute)  # of a class method or a static one
-
-
-def _slots_of(base: type) -> tuple[str, ...]:
-    slots = vars(base).get("__slots__", ())
-    return (slots,) if isinstance(slots, str) else tuple(slots)
+    kind = type(attribute)
+    if issubclass(kind, property):
+        return attribute.fget
+    if issubclass(kind, staticmethod | classmethod):
+        return attribute.__func__
+    return attribute.func if issubclass(kind, cached_property) else attribute
 
 
 def _is_of_library(module: str) -> bool:
-    return module.partition(".")[0] in _LIBRARIES
+    top = str(module).partition(".")[0]
+    if top in sys.stdlib_module_names or top == "mpload":
+        return True
+    return top in _LIBRARIES and "-packages" in str(getattr(sys.modules.get(top), "__file__", ""))

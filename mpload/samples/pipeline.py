@@ -35,6 +35,7 @@ from mpload.samples.policy import (
 )
 from mpload.samples.reading import SampleCache, SpreadStorage, storage_of
 from mpload.samples.row_index import RowIndex
+from mpload.samples.transforms import GlobalGenerators
 from mpload.storage.local import PageCache
 from mpload.storage.notices import Notices
 from mpload.storage.protocols import Room, RoomStorage, Storage
@@ -104,6 +105,7 @@ class Pipeline:
         self.ahead = ReadAhead(self.opened_storage)
         self.bad = BadSamples(self.policy, index_path=self.index.path)
         self._rng: SampleRng | None = None
+        self._generators: dict[int, GlobalGenerators] = {}  # by the identity of the callable
         self._used = self.maker  # for the latest sample
         self.claim: Claim = unclaimed
         """Called by decoders before they allocate much memory; returns when it is available."""
@@ -196,6 +198,12 @@ class Pipeline:
         if not ids and len(sample_ids):
             raise all_failed(self.index.path, len(sample_ids), causes)
         return np.array(ids, np.int64)
+
+    def generators_for(self, collate: Callable[..., Any]) -> GlobalGenerators:
+        """Return the generators for a callable that makes batches in this process."""
+        if id(collate) not in self._generators:
+            self._generators[id(collate)] = GlobalGenerators(seeds=True, code=[collate])
+        return self._generators[id(collate)]
 
     def lent_generators(self) -> AbstractContextManager[None]:
         """Let `sample` seed the process's global generators and restore them at the end, if user code may use them."""
@@ -374,5 +382,5 @@ class Pipeline:
 
 
 _PER_PROCESS = frozenset(
-    {"opened_storage", "_elsewhere", "notices", "ahead", "bad", "_rng", "_used", "claim", "_counts"}
+    {"opened_storage", "_elsewhere", "notices", "ahead", "bad", "_rng", "_used", "claim", "_counts", "_generators"}
 )

@@ -7,7 +7,7 @@ import numpy as np
 
 from mpload.errors import ArgumentError
 
-__all__ = ["SeededAlbumentations", "is_of", "name_of"]
+__all__ = ["SeededAlbumentations", "is_based_on", "is_of", "is_seeded", "name_of"]
 
 
 class SeededAlbumentations:
@@ -75,7 +75,17 @@ class _PythonRandom(random.Random):
 
 def is_of(value: Any, libraries: frozenset[str]) -> bool:
     """Return whether an object's class, or a class that it is based on, is from one of these packages."""
-    return any(base.__module__.partition(".")[0] in libraries for base in type(value).__mro__)
+    return is_based_on(type(value), libraries)
+
+
+def is_based_on(kind: type, libraries: frozenset[str]) -> bool:
+    """Return whether a class, or one that it is based on, is from one of these packages."""
+    return any(str(base.__module__).partition(".")[0] in libraries for base in kind.__mro__)
+
+
+def is_seeded(transform: Any) -> bool:
+    """Return whether an albumentations transform draws from a sample's generator at present."""
+    return isinstance(getattr(transform, "py_random", None), _PythonRandom)
 
 
 def name_of(transform: Any) -> str:

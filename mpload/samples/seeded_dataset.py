@@ -53,7 +53,7 @@ class SeededDataset:
     _worker: int | None = None
     _rng: SampleRng = field(default_factory=lambda: SampleRng(seed=0, epoch=0), repr=False)
     _held: dict[int, HeldGenerators] = field(default_factory=dict, repr=False)
-    """By the identity of the code that holds them, in this epoch."""
+    """By the identity of the code that holds them."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_held": {}}
@@ -87,13 +87,15 @@ class SeededDataset:
         with self.hidden():
             return self._seeded(lambda: collate(samples), collate, seed=seed, epoch=epoch, key=key, stream=_COLLATE)
 
-    def begun(self, *, epoch: int, key: int) -> Any:
-        """Return the dataset, to be iterated over with generators seeded once, and another seed in each epoch."""
+    def begun(self, *, epoch: int, key: int, collate: Callable[[Any], Any] | None) -> Any:
+        """Return the dataset, to be iterated over with generators seeded once, and another seed in each epoch.
+
+        Those that `collate` holds are seeded too.
+        """
         self._epoch = epoch
         self._announce(self._info())
-        return self._seeded(
-            lambda: self.dataset, self.dataset, seed=self.base_seed, epoch=epoch, key=key, stream=_SAMPLE
-        )
+        code = (self.dataset, collate)
+        return self._seeded(lambda: self.dataset, code, seed=self.base_seed, epoch=epoch, key=key, stream=_SAMPLE)
 
     @contextmanager
     def hidden(self) -> Iterator[None]:
@@ -123,7 +125,8 @@ class SeededDataset:
         """Return the result of `make`, which calls the user's `code`."""
         if (self._rng.seed, self._rng.epoch) != (seed, epoch):
             self._rng = SampleRng(seed=seed, epoch=epoch)
-            self._held = {}  # the attributes of the user's objects may have changed
+            if self._worker is None:  # a worker gets another copy if the user changes the dataset
+                self._held = {}
         if (held := self._held.get(id(code))) is None:
             held = self._held[id(code)] = HeldGenerators(code)
         while True:

@@ -80,7 +80,7 @@ class StreamWork:
     def _drawn(self, number: BatchNumber) -> Drawn:
         if (number.epoch, number.start) != self._epoch:
             self._epoch = number.epoch, number.start
-            samples = self.dataset.begun(epoch=number.epoch, key=self._worker)
+            samples = self.dataset.begun(epoch=number.epoch, key=self._worker, collate=self.collate)
             if is_data_pipe(samples):
                 count = self.dataset.num_workers
                 samples = shared_pipe(

@@ -46,12 +46,8 @@ def runs_user_code(decode: object) -> bool:
 
 
 def users_code(*callables: object) -> list[object]:
-    """Return those of a sample's decoders and transforms that may hold generators which nothing else seeds."""
-    return [
-        each
-        for each in callables
-        if each is not None and not is_of(each, frozenset({"albumentations"})) and runs_user_code(each)
-    ]
+    """Return those of a sample's decoders and transforms that are not mpload's own, and may hold generators."""
+    return [each for each in callables if each is not None and runs_user_code(each)]
 
 
 def takes_images(transform: Callable[..., Any] | None) -> bool:

@@ -14,7 +14,17 @@ import torch
 from mpload import MPDataset, MPLoader, Views, build_index
 from mpload.images.decoders import RandomResizedCrop, ResizeCenterCrop
 from mpload.samples.held_generators import HeldGenerators
-from tests.support.held import HOLDERS, Calling, InAttribute, Stream, apply, in_closure, noise
+from tests.support.held import (
+    HOLDERS,
+    IMAGE,
+    Calling,
+    InAttribute,
+    Stream,
+    apply,
+    default_rng_in_reach,
+    in_closure,
+    noise,
+)
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="worker pools need Linux")
 
@@ -79,11 +89,25 @@ def test_transforms_that_a_collate_function_holds_draw_what_belongs_to_the_batch
 
 
 @pytest.mark.processes
-def test_the_workers_of_a_stream_draw_different_numbers() -> None:
-    options: dict[str, Any] = {"shuffle": None, "num_epochs": 1}
+@pytest.mark.parametrize("is_collated", [False, True])
+def test_the_workers_of_a_stream_draw_different_numbers(*, is_collated: bool) -> None:
+    augment = noise(seed=1)
+
+    def collate(images: list[Any]) -> Any:
+        return torch.stack([torch.as_tensor(apply(augment, IMAGE if is_collated else image)) for image in images])
+
+    options: dict[str, Any] = {"shuffle": None, "num_epochs": 1, "collate_fn": collate if is_collated else None}
     drawn = samples(Stream(), 2, **options)
     assert len(set(drawn)) == len(drawn) == 24
     assert sorted(samples(Stream(), 2, **options)) == sorted(drawn)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_no_sample_is_lost_to_what_cannot_be_searched(num_workers: int) -> None:
+    dataset = Calling(default_rng_in_reach)
+    with MPLoader(dataset, batch_size=4, num_workers=num_workers, on_error="skip") as loader:
+        assert sum(len(batch) for batch in loader) == 24
 
 
 @pytest.fixture
@@ -137,7 +161,7 @@ def test_the_process_of_the_script_keeps_its_generators() -> None:
     inner = dataset.augment.transforms[0].transforms[0]
     before = [(each.random_generator, each.py_random) for each in (dataset.augment, inner)]
     drawn = InAttribute(3)[0]
-    samples(dataset, 0)
+    samples(dataset, 0, collate_fn=lambda images: (dataset.augment(image=IMAGE), torch.stack(images))[1])
     assert [(each.random_generator, each.py_random) for each in (dataset.augment, inner)] == before
     assert torch.equal(dataset[0], drawn)
 
@@ -170,6 +194,13 @@ def test_there_is_one_warning_if_samples_draw_from_a_generator_that_has_copies()
     assert told.count("Warning") == 4
 
 
+class Nowhere:
+    """Its class is in no module."""
+
+
+Nowhere.__module__ = None  # type: ignore[assignment]
+
+
 class Strange:
     """Its attributes cannot be looked at."""
 
@@ -187,7 +218,7 @@ class Strange:
 
 
 def test_what_cannot_be_searched_is_left_out() -> None:
-    around: list[Any] = [Strange(), range, sys, random.SystemRandom(), {}, iter(()), noise()]
+    around: list[Any] = [Strange(), Nowhere(), range, sys, random.SystemRandom(), {}, iter(()), noise()]
     around += [around, list(range(1000))]
     held = HeldGenerators(around)
     assert held.are_seeded()
