@@ -61,7 +61,13 @@ class Epoch:
         return replace(self, position=position, segments=segments, topology=None)
 
     def state(
-        self, *, fingerprint: str, order: str, changes: tuple[Phase, ...] = (), num_samples: int | None = None
+        self,
+        *,
+        fingerprint: str,
+        order: str,
+        changes: tuple[Phase, ...] = (),
+        num_samples: int | None = None,
+        sampler: str | None = None,
     ) -> dict[str, Any]:
         """Return the state of a run that continues this epoch from its position."""
         return State(
@@ -73,6 +79,7 @@ class Epoch:
             segments=self.segments,
             changes=tuple(change.in_state() for change in changes),
             num_samples=num_samples,
+            sampler=sampler,
         ).to_dict()
 
 

@@ -28,8 +28,8 @@ _ATTRIBUTES = frozenset(
     }
 )
 """Attributes by which frameworks rebuild a DataLoader."""
-_FIXED = frozenset({"batch_sampler", "batch_size", "drop_last", "sampler"})
-"""Attributes that a DataLoader does not let users change."""
+_FIXED = _ATTRIBUTES | {"batch_size"}
+"""Attributes that are arguments of the loader. A change would have no effect."""
 
 
 def check_arguments(unknown: Iterable[str]) -> None:

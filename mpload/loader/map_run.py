@@ -1,17 +1,17 @@
 """How a run reads a map-style dataset, and the position of the run: by an order of ours, or by the user's sampler."""
 
-import warnings
 from collections.abc import Iterator, Mapping, Sized
 from dataclasses import replace
 from typing import Any, Protocol
 
-from torch.utils.data import BatchSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
+from torch.utils.data import BatchSampler
 
-from mpload.errors import MploadWarning, StateError
+from mpload.errors import StateError
 from mpload.loader.changes import Watch
 from mpload.loader.epochs import Epoch, EpochTable
 from mpload.loader.map_options import MapOptions
 from mpload.loader.planned import tasks
+from mpload.loader.samplers import Follower, SamplerGenerator
 from mpload.plan.batch_number import BatchNumber
 from mpload.plan.batching import AnyPlan, Batching
 from mpload.plan.checkpoint import State
@@ -166,7 +166,7 @@ class SampledRun:
     """A run whose batches a sampler of the user decides, in the process of the loader.
 
     Its plan counts batches, not samples. A state holds how many batches of the sampler were received; a resumed run
-    skips them. So it continues where it was only if the sampler yields the same batches again.
+    skips them. So it continues where it was only if the sampler yields the same batches again: see `SamplerGenerator`.
     """
 
     def __init__(self, dataset: MapDataset, options: MapOptions, *, seed: int) -> None:
@@ -180,7 +180,8 @@ class SampledRun:
         if options.batch_sampler is None and options.batch_size is not None:
             self._batches = BatchSampler(self._sampler, options.batch_size, bool(options.drop_last))
         self._are_lists = options.batch_sampler is not None or options.batch_size is not None
-        self._followers = [_Follower(each) for each in self._samplers if _Follower.suits(each)]
+        self._followers = [Follower(each) for each in self._samplers if Follower.suits(each)]
+        self._generator = SamplerGenerator(self._samplers)
         self._order = f"sampler {type(sampler).__qualname__}"
         self._fingerprint = f"{type(dataset).__qualname__} by {type(sampler).__qualname__}"
 
@@ -206,7 +207,7 @@ class SampledRun:
         for follower in self._followers:
             follower.begin(epoch.number)
         position = 0
-        for number, batch in enumerate(self._batches):
+        for number, batch in enumerate(self._generator.drawn(self._batches, epoch.number)):
             indices = list(batch) if self._are_lists else [batch]
             if number >= epoch.position:
                 yield Wanted(indices=indices, keys=range(position, position + len(indices)))
@@ -243,7 +244,7 @@ class SampledRun:
     def state_after(self, epoch: Epoch | None, num_batches: int) -> dict[str, Any]:
         """Return the state after `num_batches` batches of `epoch`, or before the next epoch if `epoch` is None."""
         at = self.epochs.next if epoch is None else epoch.after(num_batches, self.plan_of(epoch))
-        return at.state(fingerprint=self._fingerprint, order=self._order)
+        return at.state(fingerprint=self._fingerprint, order=self._order, sampler=self._generator.state_of(at.number))
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Continue from a saved state.
@@ -253,48 +254,9 @@ class SampledRun:
         """
         num_batches = self.plan_of(self.epochs.next.whole).num_samples
         restored = _restored(state_dict, self._fingerprint, order=self._order, num_samples=num_batches)
+        self._generator.restore(state_dict.get("sampler"), epoch=restored.number, is_within=restored.position > 0)
         self.epochs.set_next(restored)
         self._tell_sampler(restored.number)
-        if restored.position and any(_draws_anew(sampler) for sampler in self._samplers):
-            warnings.warn(
-                "the sampler has no generator, so it draws another order than before the checkpoint: the rest of this "
-                "epoch repeats samples and misses others. Pass it a generator with a seed, or use shuffle=True and "
-                "seed= of the MPLoader instead",
-                MploadWarning,
-                stacklevel=3,
-            )
-
-
-class _Follower:
-    """Tells a sampler of each epoch that begins, as long as nobody else does.
-
-    Otherwise each epoch would have the same order, and a resumed run another one than before its checkpoint.
-    """
-
-    def __init__(self, sampler: Any) -> None:
-        self._sampler = sampler
-        self._seen: int = sampler.epoch
-        self._ahead = 0
-        """By how many epochs the sampler is ahead of the loader, since somebody else has told it."""
-
-    @staticmethod
-    def suits(sampler: Any) -> bool:
-        """Return whether a sampler has an epoch like that of torch's `DistributedSampler`."""
-        return hasattr(sampler, "set_epoch") and type(getattr(sampler, "epoch", None)) is int
-
-    def begin(self, epoch: int) -> None:
-        """Begin an epoch."""
-        if self._sampler.epoch != self._seen:
-            self._ahead = self._sampler.epoch - epoch
-        else:
-            self._sampler.set_epoch(epoch + self._ahead)
-        self._seen = self._sampler.epoch
-
-
-def _draws_anew(sampler: Any) -> bool:
-    """Return whether a sampler draws from the global generator of torch, which a checkpoint does not hold."""
-    is_random = isinstance(sampler, RandomSampler | SubsetRandomSampler | WeightedRandomSampler)
-    return is_random and sampler.generator is None
 
 
 def _restored(state_dict: Mapping[str, Any], fingerprint: str, *, order: str, num_samples: int) -> Epoch:

@@ -30,6 +30,7 @@ class State:
             With the fingerprint, it identifies an index that has grown since.
         segments: with buckets, the runs of the current epoch with one number of ranks: pairs of the size of global
             batches and how many were done. At most 12; there is more than one if the number of ranks has changed.
+        sampler: with a random sampler of the user, the state of its generator at the beginning of the epoch, in base64.
 
     Raises:
         StateError: a value has the wrong type or is out of range, or this mpload does not read this format version.
@@ -44,6 +45,7 @@ class State:
     changes: tuple[tuple[Any, ...], ...] = ()
     num_samples: int | None = None
     segments: tuple[tuple[int, int], ...] = ()
+    sampler: str | None = None
 
     def __post_init__(self) -> None:
         _check_state_version(self.version)
@@ -69,6 +71,10 @@ class State:
         _check_state(
             _are_segments(self.segments), f"segments must be pairs of positive integers, got {self.segments!r:.200}"
         )
+        _check_state(
+            self.sampler is None or isinstance(self.sampler, str),
+            f"sampler must be a string, got {self.sampler!r:.200}",
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Return the state as a dict of integers, strings and lists, which JSON and `torch.save` can store."""
@@ -76,8 +82,9 @@ class State:
             field.name: getattr(self, field.name) for field in fields(self)
         }  # faster than `asdict`
         changes, segments = stored.pop("changes"), stored.pop("segments")
-        if self.num_samples is None:
-            del stored["num_samples"]
+        for name in ("num_samples", "sampler"):
+            if stored[name] is None:
+                del stored[name]
         stored |= {"changes": [[start, *map(list, lists)] for start, *lists in changes]} if changes else {}
         return stored | {"segments": [list(segment) for segment in segments]} if segments else stored
 
@@ -89,7 +96,7 @@ class State:
             StateError: a key is missing or unknown, or a value is invalid.
         """
         _check_state(isinstance(mapping, Mapping), f"it must be a mapping, got {type(mapping).__name__}")
-        optional = {"changes", "num_samples", "segments"}
+        optional = {"changes", "num_samples", "sampler", "segments"}
         names = {field.name for field in fields(cls)} - optional
         _check_state("version" in mapping, "it has no 'version'")
         _check_state_version(mapping["version"])

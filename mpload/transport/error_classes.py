@@ -25,14 +25,19 @@ def error_like(ours: type[_Ours], message: str, error: BaseException) -> _Ours:
 def error_of(ours: type[_Ours], message: str, failure: Failure) -> _Ours:
     """Return an error of the class `ours` which is also of that of the error in the worker, if it is known here.
 
-    It has the attributes of that error if its class can be made from `args` that are numbers and strings.
+    It has the attributes of that error that are numbers and strings. If its class can be made from `args` that are so
+    too, it has those that the class makes of them as well.
     """
     if failure.kind is None:
         return ours(message)
+    made: Any = None
     if failure.arguments is not None:
         with suppress(Exception):  # some constructors take other arguments than `args`
-            return error_like(ours, message, failure.kind(*failure.arguments))
-    return _of_class(ours, message, failure.kind)
+            made = error_like(ours, message, failure.kind(*failure.arguments))
+    if made is None:
+        made = _of_class(ours, message, failure.kind)
+    vars(made).update(failure.attributes)
+    return cast("_Ours", made)
 
 
 def cannot_open(answer: Answer) -> WorkerError:

@@ -121,6 +121,12 @@ class Failure:
         arguments: Sequence[Any] | None = self.details.get("error", ("", "", None))[2]
         return arguments
 
+    @property
+    def attributes(self) -> Mapping[str, Any]:
+        """The attributes of that exception that are numbers and strings."""
+        attributes: Mapping[str, Any] = self.details.get("attributes", {})
+        return attributes
+
 
 def details_of(error: BaseException) -> dict[str, Any]:
     """Return the details of a `Failure` from which `Failure.origin` rebuilds `error`."""
@@ -132,6 +138,8 @@ def details_of(error: BaseException) -> dict[str, Any]:
     if arguments is not None and len(arguments) == 2 and isinstance(error, OSError) and _is_plain(error.filename):
         arguments = *arguments, error.filename  # `args` lacks it
     details["error"] = kind.__module__, kind.__qualname__, arguments
+    if attributes := {name: value for name, value in vars(error).items() if _is_plain(value)}:
+        details["attributes"] = attributes
     return details
 
 

@@ -158,7 +158,10 @@ def test_a_shuffled_data_pipe_yields_each_sample_once_in_an_order_of_seed_and_ep
         assert epochs(2)[0] != first
 
 
-@pytest.mark.parametrize("name", ["batch_size", "sampler", "batch_sampler", "drop_last", "dataset"])
+@pytest.mark.parametrize(
+    "name",
+    ["batch_size", "sampler", "batch_sampler", "drop_last", "dataset", "collate_fn", "worker_init_fn", "generator"],
+)
 def test_what_a_loader_was_made_with_cannot_be_changed(name: str) -> None:
     batches = loader(Tuples(), num_workers=0)
     with pytest.raises(ArgumentError, match=f"{name} of an MPLoader cannot be changed") as raised:

@@ -1,12 +1,17 @@
 """MPLoader with map-style datasets on several ranks: samplers that have epochs, and `drop_last`."""
 
+import base64
+import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-from torch.utils.data import DataLoader
+import torch
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 from torch.utils.data.distributed import DistributedSampler
 
-from mpload import MPLoader, Topology
+from mpload import MPLoader, MploadWarning, Topology
+from mpload.errors import StateError
 
 NUMBERS: Any = list(range(43))
 
@@ -82,3 +87,82 @@ def test_without_dropping_the_last_batch_is_short_on_one_rank_and_full_on_severa
     assert set(found) == set(NUMBERS)
     if world_size == 1:
         assert sorted(found) == NUMBERS  # each once
+
+
+def generator() -> torch.Generator:
+    return torch.Generator().manual_seed(3)
+
+
+RANDOM: dict[str, Callable[[], dict[str, Any]]] = {
+    "random": lambda: {"sampler": RandomSampler(NUMBERS, generator=generator())},
+    "part": lambda: {"sampler": RandomSampler(NUMBERS, num_samples=30, generator=generator())},
+    "subset": lambda: {"sampler": SubsetRandomSampler(range(5, 38), generator=generator())},
+    "weighted": lambda: {"sampler": WeightedRandomSampler([*range(1, 44)], 43, generator=generator())},
+    "batches": lambda: {
+        "batch_sampler": BatchSampler(RandomSampler(NUMBERS, generator=generator()), 4, drop_last=False)
+    },
+}
+
+
+def random_loader(kind: str, *, num_workers: int = 0) -> MPLoader[Any]:
+    options = RANDOM[kind]()
+    if "sampler" in options:
+        options |= {"batch_size": 4, "drop_last": False}
+    return MPLoader(NUMBERS, num_workers=num_workers, collate_fn=list, **options)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("kind", RANDOM)
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_random_sampler_goes_on_as_before_the_checkpoint_in_any_epoch(kind: str, num_workers: int) -> None:
+    whole, states = [], []
+    with random_loader(kind, num_workers=num_workers) as batches:
+        states.append(json.loads(json.dumps(batches.state_dict())))
+        for _ in range(3):
+            for batch in batches:
+                whole.append(batch)
+                states.append(json.loads(json.dumps(batches.state_dict())))  # also after the last batch of an epoch
+    if num_workers == 0:
+        options: dict[str, Any] = RANDOM[kind]() if kind == "batches" else {"batch_size": 4, **RANDOM[kind]()}
+        stock = DataLoader(NUMBERS, collate_fn=list, **options)
+        assert whole == [batch for _ in range(3) for batch in stock]
+    for received in range(0, len(whole), 5 if num_workers else 1):
+        with random_loader(kind, num_workers=num_workers) as batches:
+            batches.load_state_dict(states[received])
+            rest: list[Any] = []
+            while len(rest) < len(whole) - received:
+                rest += batches
+        assert rest == whole[received:]
+
+
+def test_a_state_continues_an_epoch_that_was_left_also_after_others() -> None:
+    batches = random_loader("random")
+    first = list(batches)
+    second = iter(batches)
+    received = [next(second)]
+    again = random_loader("random")
+    again.load_state_dict(batches.state_dict())
+    assert first != [*received, *again]
+    stock = DataLoader(NUMBERS, batch_size=4, collate_fn=list, **RANDOM["random"]())
+    assert list(stock) == first
+    again.load_state_dict(batches.state_dict())
+    assert [*received, *again] == list(stock)
+
+
+def test_a_state_without_that_of_the_generator_is_warned_of() -> None:
+    batches = random_loader("random")
+    list(batches)
+    state = batches.state_dict()
+    del state["sampler"]
+    with pytest.warns(
+        MploadWarning, match="does not hold the state of the sampler's generator, so epoch 1 has another"
+    ):
+        random_loader("random").load_state_dict(state)
+
+
+@pytest.mark.parametrize("text", ["?", "", base64.b64encode(b"short").decode(), 5, "x" * 5056])
+def test_what_is_no_state_of_a_generator_is_refused(text: Any) -> None:
+    batches = random_loader("random")
+    with pytest.raises(StateError, match="sampler"):
+        batches.load_state_dict(batches.state_dict() | {"sampler": text})
+    assert list(batches) == list(random_loader("random"))

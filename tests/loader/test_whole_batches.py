@@ -194,6 +194,7 @@ def test_an_error_of_the_users_own_class_is_caught_as_that_class(workers: dict[s
     assert (missing.errno, missing.filename) == (errno.ENOENT, "a.jpg")
     assert not isinstance(ended, StopIteration)
     assert isinstance(huge, OddError)
+    assert huge.level == 5
     assert isinstance(forgotten, NotImplementedError)
     assert type(pickle.loads(pickle.dumps(damaged))) is SampleError
 

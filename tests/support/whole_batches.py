@@ -115,8 +115,10 @@ class Deadly(Sized):
 
 
 class DamagedError(Exception):
+    """Its `args` are not what its constructor takes."""
+
     def __init__(self, code: int) -> None:
-        super().__init__(code)
+        super().__init__(f"code {code}")
         self.code = code
 
     def __str__(self) -> str:
@@ -128,6 +130,7 @@ class OddError(LookupError):
 
     def __init__(self, *, where: object) -> None:
         super().__init__(where)
+        self.level = 5
 
 
 class Unlucky(Sized):
