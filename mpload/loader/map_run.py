@@ -181,7 +181,7 @@ class SampledRun:
             self._batches = BatchSampler(self._sampler, options.batch_size, bool(options.drop_last))
         self._are_lists = options.batch_sampler is not None or options.batch_size is not None
         self._followers = [Follower(each) for each in self._samplers if Follower.suits(each)]
-        self._generator = SamplerGenerator(self._samplers)
+        self._generator = SamplerGenerator(sampler)
         self._order = f"sampler {type(sampler).__qualname__}"
         self._fingerprint = f"{type(dataset).__qualname__} by {type(sampler).__qualname__}"
 
@@ -207,7 +207,7 @@ class SampledRun:
         for follower in self._followers:
             follower.begin(epoch.number)
         position = 0
-        for number, batch in enumerate(self._generator.drawn(self._batches, epoch.number)):
+        for number, batch in enumerate(self._generator.drawn(self._batches)):
             indices = list(batch) if self._are_lists else [batch]
             if number >= epoch.position:
                 yield Wanted(indices=indices, keys=range(position, position + len(indices)))
@@ -244,7 +244,9 @@ class SampledRun:
     def state_after(self, epoch: Epoch | None, num_batches: int) -> dict[str, Any]:
         """Return the state after `num_batches` batches of `epoch`, or before the next epoch if `epoch` is None."""
         at = self.epochs.next if epoch is None else epoch.after(num_batches, self.plan_of(epoch))
-        return at.state(fingerprint=self._fingerprint, order=self._order, sampler=self._generator.state_of(at.number))
+        is_within = epoch is not None and at.number == epoch.number
+        sampler = self._generator.at_beginning() if is_within else self._generator.for_next()
+        return at.state(fingerprint=self._fingerprint, order=self._order, sampler=sampler)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Continue from a saved state.

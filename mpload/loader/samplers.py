@@ -2,17 +2,18 @@
 
 import base64
 import warnings
-from collections.abc import Iterable, Iterator
-from typing import Any, TypeVar
+from collections.abc import Iterable, Iterator, Sized
+from contextlib import suppress
+from typing import Any
 
 import torch
-from torch.utils.data import RandomSampler, SubsetRandomSampler, WeightedRandomSampler
+from torch.utils.data import BatchSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
 from mpload.errors import MploadWarning, StateError
 
 __all__ = ["Follower", "SamplerGenerator"]
 
-_T = TypeVar("_T")
+_RANDOM = {RandomSampler, SubsetRandomSampler, WeightedRandomSampler}
 
 
 class Follower:
@@ -44,87 +45,110 @@ class Follower:
 class SamplerGenerator:
     """The generator of one of torch's random samplers. A checkpoint holds its state at the beginning of the epoch.
 
+    Samplers of the user's own classes, also those based on torch's, may draw as they like, and are left alone.
+
     Args:
-        samplers: The samplers among which one may be random.
+        sampler: A sampler, or a `BatchSampler`.
     """
 
-    def __init__(self, samplers: Iterable[Any]) -> None:
-        random = [
-            each for each in samplers if isinstance(each, RandomSampler | SubsetRandomSampler | WeightedRandomSampler)
-        ]
-        self._generator: torch.Generator | None = random[0].generator if random else None
-        self._draws_anew = bool(random) and self._generator is None
-        """Whether the sampler draws from the global generator of torch, which a checkpoint does not hold."""
-        self._begun: tuple[int, str | None] = (-1, None)
-        """The latest epoch that has begun, and the state at its beginning."""
+    def __init__(self, sampler: Any) -> None:
+        self._sampler: Any = sampler.sampler if type(sampler) is BatchSampler else sampler
+        self._begun: str | None = None
+        """The state at the beginning of the latest epoch."""
+        self._restored: str | None = None
+        """The state at the beginning of an epoch that is to be continued."""
+        self._drawn = _Drawn((), 0)
 
-    def drawn(self, batches: Iterable[_T], epoch: int) -> Iterator[_T]:
-        """Yield the batches of a sampler for an epoch that begins now.
+    @property
+    def _generator(self) -> torch.Generator | None:
+        found = self._sampler.generator if type(self._sampler) in _RANDOM else None
+        return found if isinstance(found, torch.Generator) else None
 
-        A random sampler draws a last time at its end. So each batch is taken before the one before it is yielded:
-        once an epoch has been received, the next one may begin.
-        """
-        self._begun = epoch, self._state()
+    def drawn(self, batches: Iterable[Any]) -> Iterator[Any]:
+        """Return the batches of the sampler, for an epoch that begins now."""
         if self._generator is None:
-            yield from batches
-            return
-        left = iter(batches)
-        try:
-            latest = next(left)
-        except StopIteration:
-            return
-        for following in left:
-            yield latest
-            latest = following
-        yield latest
+            return iter(batches)
+        if self._restored is not None:  # another sampler may have drawn from it in the meantime
+            self._generator.set_state(_decoded(self._restored))
+            self._restored = None
+        self._begun = _encoded(self._generator)
+        self._drawn = _Drawn(batches, len(batches) if isinstance(batches, Sized) else 0)
+        return self._drawn
 
-    def state_of(self, epoch: int) -> str | None:
-        """Return the state at the beginning of the epoch that runs, or of the next one."""
-        number, state = self._begun
-        return state if number == epoch else self._state()
+    def at_beginning(self) -> str | None:
+        """Return the state at the beginning of the latest epoch; None if there is no generator."""
+        return self._begun if self._generator is not None else None
+
+    def for_next(self) -> str | None:
+        """Return the state with which the next epoch begins; None if there is no generator."""
+        if self._generator is None:
+            return None
+        self._drawn.end()
+        return self._restored or _encoded(self._generator)
 
     def restore(self, state: str | None, *, epoch: int, is_within: bool) -> None:
         """Restore the state at the beginning of an epoch. Warn if the sampler will draw another order.
 
         Args:
-            state: What `state_of` returned; None if the checkpoint has none.
+            state: What `at_beginning` or `for_next` returned; None if the checkpoint has none.
             epoch: The epoch that the run continues.
             is_within: Whether it continues after the beginning.
 
         Raises:
             StateError: The state is malformed.
         """
-        if self._draws_anew and is_within:
-            warnings.warn(
-                "the sampler has no generator, so it draws another order than before the checkpoint: the rest of this "
-                "epoch repeats samples and misses others. Pass it a generator with a seed, or use shuffle=True and "
-                "seed= of the MPLoader instead",
-                MploadWarning,
-                stacklevel=4,
-            )
         if self._generator is None:
-            return
-        if state is None:
-            if epoch:
+            if is_within and type(self._sampler) in _RANDOM and getattr(self._sampler, "generator", None) is None:
                 warnings.warn(
-                    f"the checkpoint does not hold the state of the sampler's generator, so epoch {epoch} has another "
-                    "order than before the checkpoint. It is one of an older mpload, or of a sampler without generator",
+                    "the sampler has no generator, so it draws another order than before the checkpoint: the rest of "
+                    "this epoch repeats samples and misses others. Pass it a generator with a seed, or use "
+                    "shuffle=True and seed= of the MPLoader instead",
                     MploadWarning,
                     stacklevel=4,
                 )
-            return
-        try:
-            self._generator.set_state(
-                torch.frombuffer(bytearray(base64.b64decode(state, validate=True)), dtype=torch.uint8)
+        elif state is not None:
+            try:
+                self._generator.set_state(_decoded(state))
+            except (ValueError, RuntimeError) as error:
+                raise StateError(
+                    f"the checkpoint is not a valid mpload state: sampler is no state of a generator ({error}). Pass "
+                    "what state_dict() returned, unchanged"
+                ) from error
+            self._restored = state if is_within else None
+        elif epoch:
+            warnings.warn(
+                f"the checkpoint does not hold the state of the sampler's generator, so epoch {epoch} has another "
+                "order than before the checkpoint. It is one of an older mpload, or of a sampler without generator",
+                MploadWarning,
+                stacklevel=4,
             )
-        except (ValueError, RuntimeError) as error:
-            raise StateError(
-                f"the checkpoint is not a valid mpload state: sampler is no state of a generator ({error}). Pass what "
-                "state_dict() returned, unchanged"
-            ) from error
-        self._begun = epoch, state
 
-    def _state(self) -> str | None:
-        if self._generator is None:
-            return None
-        return base64.b64encode(self._generator.get_state().numpy().tobytes()).decode()
+
+class _Drawn:
+    """The batches that a sampler draws in an epoch."""
+
+    def __init__(self, batches: Iterable[Any], num_batches: int) -> None:
+        self._left = iter(batches)
+        self._num_left = num_batches
+        self._taken: list[Any] = []
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        self._num_left -= 1
+        return self._taken.pop() if self._taken else next(self._left)
+
+    def end(self) -> None:
+        """Let the sampler draw what it draws at its end, if all its batches have been taken."""
+        if self._num_left <= 0 and not self._taken:
+            with suppress(StopIteration):
+                self._taken.append(next(self._left))
+
+
+def _encoded(generator: torch.Generator) -> str:
+    return base64.b64encode(generator.get_state().numpy().tobytes()).decode()
+
+
+def _decoded(state: str) -> torch.Tensor:
+    return torch.frombuffer(bytearray(base64.b64decode(state, validate=True)), dtype=torch.uint8)

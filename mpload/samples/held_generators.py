@@ -21,7 +21,7 @@ import sys
 import threading
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import cached_property, lru_cache, partial
 from itertools import count, islice
@@ -38,7 +38,7 @@ __all__ = ["HeldGenerators", "warn_of_copies"]
 _ATTRIBUTES = ("random_generator", "py_random", "R")
 """Where the transforms of these libraries hold their generators."""
 _MAX_OBJECTS = 5000
-_MAX_ITEMS = 100_000
+_MAX_NAME = 200
 _DATA = (int, float, complex, str, bytes, bytearray, type(None), np.ndarray, np.generic)
 _CONTAINERS = (dict, list, tuple, set, frozenset, deque)
 _IMAGE_LIBRARIES = {"PIL", "albucore", "albumentations", "cv2", "kornia", "monai", "skimage", "timm", "torchvision"}
@@ -93,6 +93,10 @@ class HeldGenerators:
             self._search()
         return bool(self._seeded)
 
+    def search_again(self) -> None:
+        """Search before the next call, since the user may have changed the objects."""
+        self._calls_left = 1
+
     def seed(self, rng: np.random.Generator) -> None:
         """Let transforms draw from `rng`, until the next call."""
         for each in self._seeded:
@@ -101,9 +105,10 @@ class HeldGenerators:
     def restore(self) -> None:
         """Give transforms the generators back that they had before the first call."""
         for owner, generators in self._own.values():
+            vars(owner).update(generators)  # first, since another thread may be drawing
             for key in _ATTRIBUTES:
-                vars(owner).pop(key, None)
-            vars(owner).update(generators)
+                if key not in generators:
+                    vars(owner).pop(key, None)
 
     def _search(self) -> None:
         self._watched = []
@@ -167,7 +172,9 @@ def _is_transform(value: Any) -> bool:
         return False
     if _library_of(value) == "albumentations":
         return hasattr(value, "set_random_state")
-    return _library_of(value) == "monai" and isinstance(getattr(value, "R", None), np.random.RandomState)
+    if _library_of(value) != "monai" or any(isinstance(vars(base).get("R"), property) for base in type(value).__mro__):
+        return False
+    return isinstance(getattr(value, "R", None), np.random.RandomState)
 
 
 def _library_of(value: object) -> str:
@@ -176,15 +183,21 @@ def _library_of(value: object) -> str:
     return _library_of_class(kind)
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=128)
 def _library_of_class(kind: Any) -> str:
     return next((library for library in ("albumentations", "monai") if is_based_on(kind, frozenset({library}))), "")
 
 
 def _transforms_in(compose: Any) -> Iterator[Any]:
-    for each in getattr(compose, "transforms", ()):
-        yield each
-        yield from _transforms_in(each)
+    """Yield the transforms to which a `Compose` passes its generators on."""
+    left, seen = [compose], set[int]()
+    while left:
+        inner = vars(left.pop()).get("transforms")
+        for each in inner if type(inner) in {list, tuple} else ():
+            if id(each) not in seen and _is_transform(each):
+                seen.add(id(each))
+                left.append(each)
+                yield each
 
 
 def _kind_of(value: object) -> str:
@@ -219,22 +232,25 @@ def _reached(code: tuple[object, ...]) -> Iterator[tuple[str, Any]]:
     """Yield the objects that `code` refers to, with names: at most 5,000.
 
     Those come first that are found where there is little to look at: the cost of an object is the product of the
-    numbers of objects beside it and beside those that lead to it. So a list of many annotations hides no transform.
+    numbers of objects beside it and beside those that lead to it, and of its own length. So a list of many annotations
+    hides no transform.
     """
     order = count()
     left = [(0.0, next(order), _name_of(value), value) for value in code]
     seen = {id(each): each for each in _global_generators()}  # kept alive, so that no other gets its identity
     while left and len(seen) < _MAX_OBJECTS:
         cost, _, name, value = heapq.heappop(left)
-        if id(value) in seen or _is_data(value):
+        if id(value) in seen:
             continue
         seen[id(value)] = value
         yield name, value
+        inside: list[tuple[str, Any]] = []
         with suppress(Exception):  # what cannot be looked into is left out
-            inside = [each for each in _inside(name, value) if not _is_data(each[1])]
-            cost += math.log(len(inside) + 1)
-            for inner_name, inner in inside:
-                heapq.heappush(left, (cost, next(order), inner_name, inner))
+            room = _MAX_OBJECTS - len(seen)
+            inside += islice((each for each in _inside(name, value) if not _is_data(each[1])), room)
+        cost += 0 if issubclass(type(value), _CONTAINERS) else math.log(len(inside) + 1)
+        for inner_name, inner in inside:
+            heapq.heappush(left, (cost + math.log(_length_of(inner) + 1), next(order), inner_name[-_MAX_NAME:], inner))
 
 
 def _inside(name: str, value: Any) -> Iterator[tuple[str, Any]]:
@@ -273,13 +289,23 @@ def _is_data(value: object) -> bool:
     return issubclass(type(value), _DATA) or (torch is not None and issubclass(type(value), torch.Tensor))
 
 
+def _container_of(value: object) -> Any:
+    """Return the built-in class of a container, whose methods are called, not those of the user; None if it is none."""
+    return next((kind for kind in _CONTAINERS if issubclass(type(value), kind)), None)
+
+
+def _length_of(value: Any) -> int:
+    container = _container_of(value)
+    return 0 if container is None else int(container.__len__(value))
+
+
 def _items_of(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the items of a container, unless it is very long or holds data."""
-    items: Iterable[Any] = value.values() if isinstance(value, dict) else value
-    if len(value) > _MAX_ITEMS or all(map(_is_data, islice(items, 1000))):
+    """Yield the items of a container, unless it holds data."""
+    container = _container_of(value)
+    read = dict.values if container is dict else container.__iter__
+    if all(map(_is_data, islice(read(value), 1000))):
         return
-    keys = value if isinstance(value, dict) else count()
-    yield from ((f"{name}[{key!r}]", each) for key, each in zip(keys, items, strict=False))
+    yield from ((f"{name}[...]", each) for each in read(value))
 
 
 def _attributes_of(name: str, value: Any) -> Iterator[tuple[str, Any]]:
@@ -296,7 +322,7 @@ def _attributes_of(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     yield name, type(value)
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=128)
 def _readers_of(kind: Any) -> list[tuple[str, Callable[[Any], Any]]]:
     """Return what reads the dict and the slots of an object; nothing if it stands for another object."""
     bases = kind.__mro__[:-1]

@@ -125,8 +125,8 @@ class SeededDataset:
         """Return the result of `make`, which calls the user's `code`."""
         if (self._rng.seed, self._rng.epoch) != (seed, epoch):
             self._rng = SampleRng(seed=seed, epoch=epoch)
-            if self._worker is None:  # a worker gets another copy if the user changes the dataset
-                self._held = {}
+            for each in self._held.values() if self._worker is None else ():  # workers get a copy of what has changed
+                each.search_again()
         if (held := self._held.get(id(code))) is None:
             held = self._held[id(code)] = HeldGenerators(code)
         while True:

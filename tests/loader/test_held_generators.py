@@ -5,15 +5,16 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+import albumentations as A  # type: ignore[import-untyped]  # noqa: N812  as its documentation does
 import numpy as np
 import pytest
 import torch
 
 from mpload import MPDataset, MPLoader, Views, build_index
 from mpload.images.decoders import RandomResizedCrop, ResizeCenterCrop
-from mpload.samples.held_generators import HeldGenerators
+from mpload.samples.held_generators import HeldGenerators, _reached
 from tests.support.held import (
     HOLDERS,
     IMAGE,
@@ -215,6 +216,45 @@ class Strange:
 
     def __getattr__(self, name: str) -> Any:
         raise RuntimeError(name)
+
+
+class Queue(list[Any]):
+    """Takes its items out."""
+
+    def __iter__(self) -> Any:
+        while self:
+            yield self.pop()
+
+    def __len__(self) -> int:
+        raise RuntimeError("its length takes long")
+
+
+class Chained(A.ImageOnlyTransform):  # type: ignore[misc]
+    """A transform of the library whose `transforms` are no list of such, or itself."""
+
+    def __init__(self, transforms: Any) -> None:
+        super().__init__(p=1)
+        self.transforms = [self] if transforms is None else transforms
+
+
+def test_no_code_of_the_user_is_called_and_no_shape_of_objects_matters() -> None:
+    queue = Queue([[noise()], 2])
+    held = HeldGenerators([queue, Chained(None), Chained(len), Chained([3])])
+    assert held.are_seeded()
+    held.seed(np.random.default_rng(0))
+    held.restore()
+    assert list.__len__(queue) == 2
+
+
+def test_a_search_is_bounded() -> None:
+    """Objects are counted, not seconds."""
+
+    class Many:
+        lists: ClassVar[Any] = [[{"boxes": [number]} for number in range(100)] for _ in range(1000)]
+        augment = noise()
+
+    assert len(list(_reached((Many(),)))) <= 5000
+    assert HeldGenerators(Many()).are_seeded()
 
 
 def test_what_cannot_be_searched_is_left_out() -> None:

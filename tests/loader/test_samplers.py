@@ -2,7 +2,7 @@
 
 import base64
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -166,3 +166,114 @@ def test_what_is_no_state_of_a_generator_is_refused(text: Any) -> None:
     with pytest.raises(StateError, match="sampler"):
         batches.load_state_dict(batches.state_dict() | {"sampler": text})
     assert list(batches) == list(random_loader("random"))
+
+
+class OwnSampler(RandomSampler):
+    """Based on one of torch's, with nothing of it."""
+
+    def __init__(self) -> None:
+        self.levels: list[int] = []
+        self.level = 0
+
+    def __iter__(self) -> Iterator[int]:
+        for number in range(20):
+            self.levels.append(self.level)
+            yield number
+
+    def __len__(self) -> int:
+        return 20
+
+
+class OwnBatches:
+    """Batches of one of torch's samplers that depend on the training."""
+
+    def __init__(self) -> None:
+        self.sampler = RandomSampler(NUMBERS, generator=generator())
+        self.levels: list[int] = []
+        self.level = 0
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for number in self.sampler:
+            self.levels.append(self.level)
+            yield [number]
+
+
+def test_samplers_of_the_users_own_classes_are_left_alone_and_not_read_ahead() -> None:
+    asked: Any
+    for asked, options in (
+        (sampler_ := OwnSampler(), {"sampler": sampler_}),
+        (own := OwnBatches(), {"batch_sampler": own}),
+    ):
+        batches = MPLoader(NUMBERS, num_workers=0, **options)
+        assert "sampler" not in batches.state_dict()
+        for number, _ in enumerate(batches):
+            asked.level = number + 1
+        assert asked.levels == [*range(len(asked.levels))]
+
+
+def test_a_random_sampler_is_asked_for_nothing_before_its_time() -> None:
+    """Its generator may be that of the dataset too."""
+    shared = generator()
+
+    class Drawing:
+        def __len__(self) -> int:
+            return 12
+
+        def __getitem__(self, index: int) -> float:
+            return index + float(torch.rand((), generator=shared))
+
+    def made(kind: Any, **options: Any) -> list[Any]:
+        shared.manual_seed(5)
+        dataset: Any = Drawing()
+        loader = kind(dataset, batch_size=4, num_workers=0, sampler=RandomSampler(dataset, generator=shared), **options)
+        return [each.tolist() for _ in range(3) for each in loader]
+
+    assert made(MPLoader) == made(DataLoader)
+
+
+def test_samplers_that_share_a_generator_are_restored_in_any_order() -> None:
+    def make() -> tuple[MPLoader[Any], MPLoader[Any]]:
+        shared = generator()
+        first, second = (
+            MPLoader(
+                NUMBERS, batch_size=4, num_workers=0, collate_fn=list, sampler=RandomSampler(NUMBERS, generator=shared)
+            )
+            for _ in range(2)
+        )
+        return first, second
+
+    train, val = make()
+    list(train), list(val)
+    running = iter(train)
+    next(running)
+    states = train.state_dict(), val.state_dict()
+    expected_rest = [list(running), list(val), list(train)]
+    for is_reversed in (False, True):
+        loaders = make()
+        for loader_, state in list(zip(loaders, states, strict=True))[:: -1 if is_reversed else 1]:
+            loader_.load_state_dict(state)
+        assert [list(loaders[0]), list(loaders[1]), list(loaders[0])] == expected_rest
+
+
+def test_a_repeated_epoch_has_the_state_of_its_own_beginning() -> None:
+    batches = random_loader("random")
+    list(batches)
+    batches.set_epoch(0)
+    again = random_loader("random")
+    again.load_state_dict(batches.state_dict())
+    assert list(again) == list(batches)
+
+
+def test_a_generator_may_be_replaced_between_epochs() -> None:
+    def make() -> tuple[Any, MPLoader[Any]]:
+        drawn = RandomSampler(NUMBERS, generator=generator())
+        return drawn, MPLoader(NUMBERS, batch_size=4, num_workers=0, collate_fn=list, sampler=drawn)
+
+    drawn, batches = make()
+    list(batches)
+    drawn.generator = torch.Generator().manual_seed(100)
+    running = iter(batches)
+    next(running)
+    _, again = make()
+    again.load_state_dict(batches.state_dict())
+    assert list(again) == list(running)
