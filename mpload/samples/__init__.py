@@ -45,6 +45,7 @@ batch_work         makes whole batches of a map-style dataset
 data_pipes         divides DataPipes among workers
 stream_work        draws the batches of an iterable dataset
 held_generators    finds generators that the user's objects hold, and seeds those of transforms
+reached            finds the objects that a user's code refers to
 seeded_albumentations   lets transforms of albumentations draw from a sample's generator
 seeded_dataset     calls a map-style dataset with seeded random generators
 parcel             a value of any form as bytes in shared memory

@@ -14,7 +14,8 @@ import torch
 
 from mpload import MPDataset, MPLoader, Views, build_index
 from mpload.images.decoders import RandomResizedCrop, ResizeCenterCrop
-from mpload.samples.held_generators import HeldGenerators, _reached
+from mpload.samples.held_generators import HeldGenerators
+from mpload.samples.reached import reached
 from tests.support.held import (
     HOLDERS,
     IMAGE,
@@ -253,7 +254,7 @@ def test_a_search_is_bounded() -> None:
         lists: ClassVar[Any] = [[{"boxes": [number]} for number in range(100)] for _ in range(1000)]
         augment = noise()
 
-    assert len(list(_reached((Many(),)))) <= 5000
+    assert len(list(reached([Many()], but=[]))) <= 5000
     assert HeldGenerators(Many()).are_seeded()
 
 
