@@ -104,7 +104,7 @@ class SamplerGenerator:
                     "this epoch repeats samples and misses others. Pass it a generator with a seed, or use "
                     "shuffle=True and seed= of the MPLoader instead",
                     MploadWarning,
-                    stacklevel=4,
+                    stacklevel=5,
                 )
         elif state is not None:
             try:
@@ -120,7 +120,7 @@ class SamplerGenerator:
                 f"the checkpoint does not hold the state of the sampler's generator, so epoch {epoch} has another "
                 "order than before the checkpoint. It is one of an older mpload, or of a sampler without generator",
                 MploadWarning,
-                stacklevel=4,
+                stacklevel=5,
             )
 
 
