@@ -1,6 +1,6 @@
-"""Finds the random generators that a user's code holds, of which each worker has a copy.
+"""Finds the random generators that a user's code holds, and seeds those of transforms for each sample.
 
-A copy draws what the original draws. So without care, samples made by two workers get the same random numbers:
+Each worker has a copy of such a generator, and all copies draw the same numbers. So two workers would augment alike:
 
 ```python
 class Photos:

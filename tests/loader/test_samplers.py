@@ -95,6 +95,7 @@ def generator() -> torch.Generator:
 
 RANDOM: dict[str, Callable[[], dict[str, Any]]] = {
     "random": lambda: {"sampler": RandomSampler(NUMBERS, generator=generator())},
+    "full batches": lambda: {"sampler": RandomSampler(range(40), generator=generator())},
     "part": lambda: {"sampler": RandomSampler(NUMBERS, num_samples=30, generator=generator())},
     "subset": lambda: {"sampler": SubsetRandomSampler(range(5, 38), generator=generator())},
     "weighted": lambda: {"sampler": WeightedRandomSampler([*range(1, 44)], 43, generator=generator())},
