@@ -1,12 +1,13 @@
 """How a run reads a map-style dataset, and the position of the run: by an order of ours, or by the user's sampler."""
 
+import warnings
 from collections.abc import Iterator, Mapping, Sized
 from dataclasses import replace
 from typing import Any, Protocol
 
-from torch.utils.data import BatchSampler
+from torch.utils.data import BatchSampler, Subset
 
-from mpload.errors import StateError
+from mpload.errors import MploadWarning, StateError
 from mpload.loader.changes import Watch
 from mpload.loader.epochs import Epoch, EpochTable
 from mpload.loader.map_options import MapOptions
@@ -100,6 +101,7 @@ class PlannedRun:
         self.epochs = EpochTable(seed=seed, topology=options.topology)
         self._dataset = dataset
         self._watch = Watch(dataset, keeps_workers=options.persistent_workers)
+        self._may_warn = options.topology is None
         self.order_of(Epoch(seed=seed, number=0))  # checks the seed
 
     @property
@@ -108,6 +110,9 @@ class PlannedRun:
 
     def refresh(self) -> bool:
         """Take over changes to the dataset since the last call; return whether there were any."""
+        if self._may_warn and _is_share(self._dataset, self.epochs.topology):
+            self._may_warn = False
+            _warn_of_share(self._dataset, self.epochs.topology)
         if not self._watch.has_changed():
             return False
         self.batching = replace(self.batching, num_samples=len(self._dataset))
@@ -271,3 +276,21 @@ def _restored(state_dict: Mapping[str, Any], fingerprint: str, *, order: str, nu
         )
     state.check_fits(fingerprint=fingerprint, order=order, num_samples=num_samples)
     return Epoch(seed=state.seed, number=state.epoch, position=state.position)
+
+
+def _is_share(dataset: Any, topology: Topology) -> bool:
+    """Return whether a dataset has just as many samples as each rank would get of a larger one."""
+    if topology.world_size == 1 or type(dataset) is not Subset or not isinstance(dataset.dataset, Sized):
+        return False
+    return abs(len(dataset) * topology.world_size - len(dataset.dataset)) < topology.world_size
+
+
+def _warn_of_share(dataset: Any, topology: Topology) -> None:
+    warnings.warn(
+        f"the dataset is a Subset of {len(dataset):,} of {len(dataset.dataset):,} samples, and there are "
+        f"{topology.world_size} ranks. If each rank has its own Subset, pass topology=mpload.Topology(): the loader "
+        "splits the Subset among the ranks again, so most samples are never read. If all ranks have the same one, pass "
+        "topology=mpload.detect_topology()",
+        MploadWarning,
+        stacklevel=7,  # the line that takes a batch
+    )

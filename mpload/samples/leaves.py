@@ -144,13 +144,17 @@ def template_of(
             return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
         else:
             raise ArgumentError(
-                f"{path} is a {type(value).__name__}, which no batch can hold. Make {made_by} return tensors, "
-                "arrays, numbers, strings, bytes, or tuples, lists and dicts of them"
+                f"{path} is a {type(value).__name__}, which no batch can hold. Make {made_by} return tensors, arrays, "
+                f"numbers, strings, bytes, or tuples, lists and dicts of them{_or_collate(made_by)}"
             )
         leaves.append(leaf)
         return leaf
 
     return walk(sample, "sample")
+
+
+def _or_collate(made_by: str) -> str:
+    return ", or pass a collate_fn that makes batches of them" if made_by == "__getitem__" else ""
 
 
 def typed_template_of(sample: Mapping[str, Any], *, fixed_keys: Collection[str], whole_keys: Collection[str]) -> Any:
@@ -334,7 +338,7 @@ def put(array: Any, place: int, leaf: Leaf, value: Any) -> None:
         raise ArgumentError(
             f"{leaf.path}: this sample is {torch_dtype or made.dtype}{list(made.shape)}, the first one is "
             f"{leaf.torch_dtype or np.dtype(leaf.dtype)}{list(leaf.shape)}. Make {leaf.made_by} return the "
-            "same shape and dtype for all samples"
+            f"same shape and dtype for all samples{_or_collate(leaf.made_by)}"
         )
     if leaf.varies:
         array.put(place, made)

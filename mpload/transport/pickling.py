@@ -138,7 +138,8 @@ def pickle_work(work: object) -> tuple[bytes, tuple[int, ...]]:
         raise ArgumentError(
             f"workers cannot get a copy of {_culprit(work)}: {type(error).__name__}: {error}. Open files and make "
             "locks, clients and generators in the worker, on first use. Or put the code into a module, which workers "
-            "import"
+            "import. multiprocessing_context='fork' gives workers all that a map-style dataset has, at the risks of a "
+            "fork beside threads"
         ) from error
     return pickled.getvalue(), tuple(pickler.fds)
 

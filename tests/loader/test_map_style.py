@@ -195,7 +195,7 @@ def test_a_sample_of_another_shape_is_named() -> None:
 @pytest.mark.processes
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_values_that_no_batch_can_hold_are_refused(num_workers: int) -> None:
-    message = r"sample 0 of Strange: sample\['what'\] is a object, which no batch can hold"
+    message = r"sample 0 of Strange: sample\['what'\] is a object, which no batch can hold.* collate_fn"
     with loader(Strange(), num_workers=num_workers) as batches:
         with pytest.raises(SampleError, match=message) as raised:
             next(iter(batches))

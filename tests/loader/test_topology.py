@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch.distributed
 from torch.multiprocessing.spawn import start_processes
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Subset, TensorDataset
 
-from mpload import MPLoader, Topology, detect_topology
+from mpload import MPLoader, MploadWarning, Topology, detect_topology
 from mpload.errors import ArgumentError
 from tests.support.batches import ids, numbers, numbers_index
 from tests.support.map_styles import Named
@@ -142,3 +142,22 @@ def test_len_counts_the_whole_epoch_even_after_a_resume(num_workers: int, tmp_pa
         received += ids(loader)
         assert len(received) == 19
         assert len(ids(loader)) == 19
+
+
+@pytest.mark.parametrize("options", [{}, {"collate_fn": list}])
+def test_a_subset_with_the_share_of_a_rank_is_warned_about_once(
+    monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
+    for name, value in TORCHRUN.items():
+        monkeypatch.setenv(name, value)
+    dataset = TensorDataset(torch.arange(83))
+    share, other = Subset(dataset, range(3, 83, 8)), Subset(dataset, range(20))
+    with MPLoader(share, num_workers=0, **options) as loader:
+        with pytest.warns(MploadWarning, match=r"10 of 83 samples, and there are 8 ranks\. .* topology=") as seen:
+            for _ in loader:
+                pass
+        assert seen[0].filename == __file__
+        list(loader)
+    for subset, topology in ((share, Topology()), (share, detect_topology()), (other, None)):
+        with MPLoader(subset, num_workers=0, topology=topology, **options) as loader:
+            list(loader)
