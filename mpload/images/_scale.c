@@ -96,6 +96,9 @@ static void check_header(Decoder *decoder, const View *view) {
     if (info->data_precision != 8) {
         decline(decoder, "it has not 8 bits a sample");
     }
+    if (!info->progressive_mode && (info->Ss != 0 || info->Se != DCTSIZE2 - 1)) {
+        decline(decoder, "its first scan lacks coefficients");  /* or it is lossless, and has none */
+    }
     J_COLOR_SPACE space = info->jpeg_color_space;
     if (space != JCS_YCbCr && space != JCS_GRAYSCALE && space != JCS_RGB) {
         decline(decoder, "its colours are not RGB, YCbCr or gray");

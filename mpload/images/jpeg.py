@@ -16,7 +16,7 @@ import simplejpeg  # type: ignore[import-untyped]
 from mpload.errors import DecodeError
 from mpload.images.backends import Backend, Native, StoredView, native_decoder
 from mpload.images.claims import PEAK_PIXEL_BYTES, PLAIN_PIXEL_BYTES, Claim
-from mpload.images.jpeg_header import ImageBytes, has_more_scans, libjpeg_header, read_header
+from mpload.images.jpeg_header import ImageBytes, can_be_scaled, has_more_scans, libjpeg_header, read_header
 from mpload.images.limits import Limits
 from mpload.images.resize import Box, Pixels, View, resize_into
 from mpload.images.row_starts import RowStarts
@@ -244,10 +244,7 @@ class Jpeg:
         decoded = decode_with_opencv(self.data, cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION)
         if decoded is None or decoded.shape[:2] != self.stored_size:
             raise DecodeError(f"JPEG cannot be decoded: {cause}")
-        if denominator == 1:
-            return decoded
-        height, width = (-(-side // denominator) for side in decoded.shape[:2])
-        return np.asarray(cv2.resize(decoded, (width, height), interpolation=cv2.INTER_AREA), np.uint8)
+        return _at_scale(decoded, denominator)
 
     def _decode_natively(self, native: Native, denominator: int) -> Pixels | None:
         """Decode to RGB at 1 / `denominator` of the size, as simplejpeg does; return None if `native` declines."""
@@ -260,6 +257,8 @@ class Jpeg:
         return pixels if native.decode(self.data, view, pixels) is None else None
 
     def _decode(self, colors: str, denominator: int, *, strict: bool) -> Pixels:
+        if denominator > 1 and not can_be_scaled(self.data):
+            return _at_scale(self._decode(colors, 1, strict=strict), denominator)
         is_cmyk = colors in _OF_INKS
         pixels: Pixels = simplejpeg.decode_jpeg(
             self.data,
@@ -281,6 +280,16 @@ def decode_with_opencv(data: ImageBytes, flags: int) -> Pixels | None:
     if pixels is None:
         return None
     return cv2.cvtColor(pixels, cv2.COLOR_BGR2RGB, dst=pixels)  # type: ignore[return-value]  # no second image
+
+
+def _at_scale(pixels: Pixels, denominator: int) -> Pixels:
+    """Return an image at 1 / `denominator` of its size. The last pixels count as if the image went on."""
+    if denominator == 1:
+        return pixels
+    height, width = (-(-side // denominator) for side in pixels.shape[:2])
+    bottom, right = height * denominator - pixels.shape[0], width * denominator - pixels.shape[1]
+    filled = cv2.copyMakeBorder(pixels, 0, bottom, 0, right, cv2.BORDER_REPLICATE)
+    return np.asarray(cv2.resize(filled, (width, height), interpolation=cv2.INTER_AREA), np.uint8)
 
 
 def _rgb_from_cmyk(inverted: Pixels) -> Pixels:

@@ -2,6 +2,7 @@
 
 import re
 import struct
+from collections.abc import Iterator
 from io import BytesIO
 from typing import Literal, NamedTuple
 
@@ -15,6 +16,7 @@ ImageBytes = bytes | bytearray | memoryview
 
 _SCAN, _END = b"\xff\xda", b"\xff\xd9"
 _PROGRESSIVE_FRAMES = frozenset({b"\xff\xc2", b"\xff\xca"})  # with Huffman codes, with arithmetic codes
+_SCALABLE_FRAMES = _PROGRESSIVE_FRAMES | {b"\xff\xc0", b"\xff\xc1", b"\xff\xc9"}  # and sequential ones
 _MARKER = re.compile(rb"\xff[^\x00\x01\xd0-\xd8\xff]", re.DOTALL)  # a segment with a length, or the end marker
 
 
@@ -114,12 +116,20 @@ def has_more_scans(data: ImageBytes, num_scans: int) -> bool:
 
 def is_progressive(data: bytes) -> bool:
     """Return whether the first scan of a JPEG belongs to a progressive frame."""
+    return any(marker in _PROGRESSIVE_FRAMES for marker in _header_markers(data))
+
+
+def can_be_scaled(data: ImageBytes) -> bool:
+    """Return whether libjpeg-turbo can decode a JPEG at a smaller scale. With a lossless one, it would crash."""
+    return any(marker in _SCALABLE_FRAMES for marker in _header_markers(bytes(data)))
+
+
+def _header_markers(data: bytes) -> Iterator[bytes]:
+    """Yield the markers before the first scan."""
     position = 2
     while (found := _MARKER.search(data, position)) is not None and found[0] not in {_SCAN, _END}:
-        if found[0] in _PROGRESSIVE_FRAMES:
-            return True
+        yield found[0]
         position = found.start() + 2 + int.from_bytes(data[found.start() + 2 : found.start() + 4], "big")
-    return False
 
 
 def _tiff_orientation(exif: bytes) -> int:

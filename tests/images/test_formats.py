@@ -1,5 +1,7 @@
 """Files in every format and variety have the same pixels as in Pillow, whichever decoder is used."""
 
+import zlib
+from base64 import b64decode
 from io import BytesIO
 
 import cv2
@@ -9,6 +11,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageFile, ImageOps
 
 from mpload.errors import DecodeError
+from mpload.images.backends import Backend
 from mpload.images.crops import random_crop_box
 from mpload.images.decoders import ImageDecoder, RandomResizedCrop, ResizeCenterCrop
 from mpload.images.limits import Limits
@@ -119,3 +122,42 @@ def test_an_alpha_is_dropped_and_does_not_change_the_colours(kind: str) -> None:
     Image.fromarray(pixels).save(file, kind, lossless=True, exact=True)
     for data in (file.getvalue(), bytearray(file.getvalue())):
         np.testing.assert_array_equal(ImageDecoder()(data), pixels[..., :3])
+
+
+LOSSLESS = zlib.decompress(
+    b64decode(  # a lossless JPEG (frame 0xC3); neither Pillow nor OpenCV writes them. red: the column, green: the row
+        "eNrt0iEKAmEQxfH3sWWDCF/QM6i3cEEWbH7oAZQ1ewSDzbwnEDas19BuVQ9hN8io0ezE/4QpAw8e87OrPdQdV5vVWpW+YyfFXEvtshRVRhVRdlZfIQ"
+        "T9TMjtrk6WVKrQ53Z5vqapboaea+Scl+qFc14zOHqXns29Sx9a789MvEunvXfppgdHOMIRjnCEIxzhCEc4whGOcIQjHOEIRzjCEY5whCMc4QhHOMIR"
+        "jv+trd3eaClwPQ=="
+    )
+)
+
+
+@pytest.mark.parametrize("backend", ["auto", "simplejpeg"])
+@pytest.mark.parametrize("size", [6, 12, 24, 48])
+def test_a_lossless_jpeg_is_decoded_at_full_size(size: int, backend: Backend) -> None:
+    """At a smaller scale, libjpeg-turbo 3 writes out of bounds."""
+    try:
+        expected = ImageDecoder()(LOSSLESS)
+    except DecodeError:
+        pytest.skip("libjpeg-turbo is older than 3.0")
+    assert np.array_equal(expected[..., :2], np.stack(np.meshgrid(range(131), range(97)), axis=-1))
+    for _ in range(20):
+        pixels = ResizeCenterCrop(size, backend=backend)(LOSSLESS)
+    assert distance(pixels, ResizeCenterCrop(size)(_png(expected))) <= 2
+
+
+@pytest.mark.parametrize("name", ["jpeg_garbage", "jpeg_clean"])
+def test_crops_of_jpegs_that_opencv_decodes_are_in_their_place(name: str) -> None:
+    """libjpeg-turbo warns of bytes between two segments, so OpenCV decodes such a file, at full size."""
+    columns, rows = np.meshgrid(range(166), range(97))
+    ramp = np.dstack([columns + 8, rows + 8, np.full_like(rows, 128)]).astype(np.uint8)
+    _, encoded = cv2.imencode(".jpg", ramp[..., ::-1], [cv2.IMWRITE_JPEG_QUALITY, 98])
+    data = encoded.tobytes()
+    if name == "jpeg_garbage":
+        data = data[:20] + bytes(3) + data[20:]
+    assert distance(ResizeCenterCrop(10)(data), ResizeCenterCrop(10)(_png(ramp))) <= 2
+
+
+def _png(pixels: NDArray[np.uint8]) -> bytes:
+    return cv2.imencode(".png", pixels[..., ::-1])[1].tobytes()
