@@ -60,10 +60,17 @@ class LinesOfSource:
 
 
 class MixedLines:
-    """Lines of several indexes; see `Lines`. `sample_ids` are those of the mixture."""
+    """Lines of several indexes; see `Lines`. `sample_ids` and `rows` are those of the mixture."""
 
-    def __init__(self, sample_ids: NDArray[np.int64], parts: Sequence[LinesOfSource], num_columns: int) -> None:
+    def __init__(
+        self,
+        sample_ids: NDArray[np.int64],
+        rows: NDArray[np.int64],
+        parts: Sequence[LinesOfSource],
+        num_columns: int,
+    ) -> None:
         self.sample_ids = sample_ids
+        self.rows = rows
         self.data = b"".join(part.lines.data for part in parts)
         self.cells = np.full((len(sample_ids), num_columns, 2), -1, np.int64)
         """int64 [n, num_columns, 2]: see `Lines.cells`; -1 too if a cell is not in the line."""

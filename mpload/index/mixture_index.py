@@ -102,17 +102,17 @@ class MixtureIndex(Index):
     def _lines(self, ids: NDArray[np.int64]) -> Any:
         if ids.size and int(ids.min()) < 0:
             raise ArgumentError(f"sample_ids must not be negative, got {int(ids.min())}")
-        numbers, rows = self._placed(ids)
+        rows = self._rows(ids)
+        numbers, inner = self._placed(rows)
         parts = []
         for number in np.unique(numbers).tolist():
             places = np.flatnonzero(numbers == number)
-            lines = lines_of(self.parts[number], rows[places])
+            lines = lines_of(self.parts[number], inner[places])
             parts.append(LinesOfSource(lines=lines, places=places, adapter=self._adapters[number]))
-        return MixedLines(ids, parts, len(self.columns))
+        return MixedLines(ids, rows, parts, len(self.columns))
 
-    def _placed(self, ids: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the source of each sample, and its row there."""
-        rows = ids % max(1, len(self))
+    def _placed(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the source of each row of the mixture, and its row there."""
         numbers = np.searchsorted(self._first_ids, rows, side="right") - 1
         return numbers, rows - self._first_ids[numbers]
 
@@ -121,7 +121,7 @@ class MixtureIndex(Index):
 
         def rows_of(number: int) -> NDArray[np.int64]:
             if not known:
-                known.append(self._placed(sample_ids()))
+                known.append(self._placed(self._rows(sample_ids())))
             numbers, rows = known[0]
             found: NDArray[np.int64] = rows[numbers == number]
             return found
@@ -130,7 +130,7 @@ class MixtureIndex(Index):
             part._prefetch(lambda number=number: rows_of(number))  # type: ignore[misc]  # noqa: SLF001  the same class
 
     def _peers(self, sample_id: int) -> range:
-        number = int(self._placed(np.array([sample_id]))[0][0])
+        number = int(self._placed(self._rows(np.array([sample_id])))[0][0])
         return range(int(self._first_ids[number]), int(self._first_ids[number + 1]))
 
     def _map(self) -> None:

@@ -15,6 +15,7 @@ from PIL import Image
 
 from mpload import (
     ErrorPolicy,
+    Mixture,
     MPDataset,
     MPLoader,
     NumpyDecoder,
@@ -67,8 +68,8 @@ def index_of(folder: Path, names: list[str]) -> Path:
     return folder / "index.txt"
 
 
-def dataset(index: Path, cache: PartialCache | None, **options: Any) -> MPDataset:
-    size = len(open_index(index))
+def dataset(index: Path | Mixture, cache: PartialCache | None, **options: Any) -> MPDataset:
+    size = NUM_FILES if isinstance(index, Mixture) else len(open_index(index))
     chosen = {"decode": RawBytes(), "on_error": "skip", **options}
     return MPDataset(index, cache=cache, batch_size=size, shuffle=True, topology=Topology(), **chosen)
 
@@ -85,7 +86,7 @@ def batch(worker: OneWorker, *, chunk_samples: int = 11) -> tuple[Any, Any, list
     return values, [(failure.sample, failure.cause) for failure in failures], counts
 
 
-def same_batches(index: Path, cache: PartialCache, **options: Any) -> list[list[int]]:
+def same_batches(index: Path | Mixture, cache: PartialCache, **options: Any) -> list[list[int]]:
     """Check three batches made in bulk and one by one, with and without the cache. Return the counts of each."""
     plain = batch(OneWorker(dataset(index, None, **options)).without_bulk())
     bulk = dataset(index, cache, **options)
@@ -109,6 +110,17 @@ def test_bytes_are_the_same(files: Path, tmp_path: Path, fraction: float, *, as_
     counts = same_batches(files, cache, decode=RawBytes(as_array=as_array))
     held = sum(map(opened(dataset(files, cache)).holds, range(NUM_FILES)))
     assert counts == [[0, NUM_FILES], [held, NUM_FILES - held], [held, NUM_FILES - held]]
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("repeats", [False, True])
+def test_samples_of_a_mixture_are_the_same(files: Path, tmp_path: Path, *, repeats: bool) -> None:
+    lines = files.read_text().splitlines(keepends=True)
+    for name, part in (("a.txt", lines[2:27]), ("b.txt", lines[27:])):
+        (tmp_path / name).write_text("".join(lines[:2] + part))
+    mixture = Mixture({tmp_path / "a.txt": 1, tmp_path / "b.txt": 2}, repeats=repeats, source_column="source")
+    counts = same_batches(mixture, PartialCache(tmp_path / "cache", fraction=1.0))
+    assert counts[1] == counts[2] == [NUM_FILES, 0]
 
 
 @pytest.mark.slow
