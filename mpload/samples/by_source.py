@@ -147,15 +147,18 @@ class SourceMakers:
         """Let all makers write only into arrays into which all of them can write, and seed the same generators."""
         reads = all(maker.reads_in_place for maker in self.makers if isinstance(maker, OneDecoder))
         draws, seeds = (any(values) for values in zip(*map(_draws, self.makers), strict=True))
-        fixed = [maker.fixed_keys for maker in self.makers if isinstance(maker, ColumnDecoders)]
+        shapes = [maker.shapes for maker in self.makers if isinstance(maker, ColumnDecoders)]
         in_place = [maker.in_place_keys for maker in self.makers if isinstance(maker, ColumnDecoders)]
+        fixed = (
+            {key for key in shapes[0] if all(each.get(key) == shapes[0][key] for each in shapes)} if shapes else set()
+        )
         code = [each for maker in self.makers for each in maker.generators.code]
         generators = GlobalGenerators(seeds=seeds, code=code)
         for maker in self.makers:
             maker.generators, maker.may_draw_globally = generators, draws
             if isinstance(maker, ColumnDecoders):
-                maker.fixed_keys = frozenset.intersection(*fixed)
-                maker.in_place_keys = frozenset.intersection(*in_place)
+                maker.fixed_keys = frozenset(fixed)
+                maker.in_place_keys = frozenset(fixed).intersection(*in_place)
             else:
                 maker.reads_in_place = reads
 

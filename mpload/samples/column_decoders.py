@@ -178,15 +178,15 @@ class ColumnDecoders:
         """Keys of the sample whose arrays of three or more dimensions are images [..., H, W, C]."""
         self.whole_keys = frozenset(column.key for column in self._columns if getattr(column.decode, "is_whole", False))
         """Keys of the sample whose values a batch lists as they are."""
-        has_one_size = self.drawing is not None and self.drawing.output_shape is not None
-        fixed = [
-            column
-            for column in self._columns
-            if column.output_shape is not None or (has_one_size and column.has_geometry_size)
-        ]
-        self.fixed_keys = frozenset(column.key for column in fixed)
+        drawn_shape = None if self.drawing is None else self.drawing.output_shape
+        own = {column.key: column.output_shape for column in self._columns if column.output_shape is not None}
+        following = {column.key: drawn_shape for column in self._columns if column.has_geometry_size}
+        self.shapes = own if drawn_shape is None else {**following, **own}
+        """By key of the sample: the shape of the arrays, or of the image that they follow, if it is always the same."""
+        self.fixed_keys = frozenset(self.shapes)
         """Keys of the sample whose arrays all have the same shape."""
-        self.in_place_keys = frozenset(column.key for column in fixed if transform is None and "out" in column.takes)
+        out_keys = frozenset(column.key for column in self._columns if "out" in column.takes)
+        self.in_place_keys = frozenset() if transform is not None else self.fixed_keys & out_keys
         """Keys of the sample whose arrays are written to `outs`."""
         self.may_draw_globally = transform is not None or any(runs_user_code(column.decode) for column in self._columns)
         """Whether the user's code is called, which may draw from the global generators."""

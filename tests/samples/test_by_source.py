@@ -107,18 +107,38 @@ def test_random_numbers_are_those_of_a_decoder_for_all_sources(sources: list[Pat
     assert {len(image) for image in own} == {10, 14}
 
 
-@pytest.mark.processes
-@pytest.mark.parametrize("by_column", [False, True])
-def test_crops_of_one_size_are_stacked(tmp_path: Path, by_column: bool) -> None:
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Two indexes of six images each."""
+    folder = tmp_path_factory.mktemp("photos")
     rng = np.random.default_rng(0)
     for name in "ab":
-        (tmp_path / name).mkdir()
+        (folder / name).mkdir()
         for number in range(6):
-            cv2.imwrite(str(tmp_path / name / f"{number}.jpg"), rng.integers(0, 255, (80, 90, 3), np.uint8))
+            cv2.imwrite(str(folder / name / f"{number}.jpg"), rng.integers(0, 255, (80, 90, 3), np.uint8))
         lines = [f"{number}.jpg\t{number}" for number in range(6)]
         text = "\n".join(["#mpload 1", f"#root {name}", "#columns image:path label:int", *lines, ""])
-        (tmp_path / f"{name}.txt").write_text(text)
-    one, two = tmp_path / "a.txt", tmp_path / "b.txt"
+        (folder / f"{name}.txt").write_text(text)
+    return folder / "a.txt", folder / "b.txt"
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("by_column", [False, True])
+def test_crops_of_two_sizes_are_listed(photos: tuple[Path, Path], by_column: bool, num_workers: int) -> None:
+    decode: Any = BySource(dict(zip(photos, (RandomResizedCrop(32), ResizeCenterCrop(24)), strict=True)))
+    dataset: MPDataset = MPDataset(
+        Mixture(dict.fromkeys(photos, 1)), decode={"image": decode} if by_column else decode, batch_size=4
+    )
+    with MPLoader(dataset, num_workers=num_workers) as loader:
+        shapes = [tuple(image.shape) for batch in loader for image in (batch["image"] if by_column else batch[0])]
+    assert sorted(shapes) == [(3, 24, 24)] * 6 + [(3, 32, 32)] * 6
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("by_column", [False, True])
+def test_crops_of_one_size_are_stacked(photos: tuple[Path, Path], by_column: bool) -> None:
+    one, two = photos
     crops = RandomResizedCrop(32), ResizeCenterCrop(32)
 
     def images(decode: Any) -> Any:
