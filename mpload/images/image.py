@@ -77,6 +77,7 @@ class Image(Protocol):
         ...
 
 
+_ANIMATION_CHUNKS = frozenset({b"acTL", b"fcTL", b"fdAT"})
 _EXTRA_SAMPLES, _ASSOCIATED_ALPHA, _UNASSOCIATED_ALPHA = 338, 1, 2  # a tag of TIFF, and two values of it
 
 
@@ -112,7 +113,7 @@ def open_image(
     width, height = _tiff_size(data) if kind == "TIFF" else imagesize.get(BytesIO(data), exif_rotation=False)
     limits.check_size(kind, height, width, len(data))
     if kind == "PNG":
-        _check_png_chunks(data)
+        data = _without_animation(data)
     elif kind == "TIFF":
         data = _without_alpha(data)
     claim(PEAK_PIXEL_BYTES * height * width)
@@ -221,13 +222,23 @@ def _without_alpha(data: ImageBytes) -> ImageBytes:
     return copy
 
 
-def _check_png_chunks(data: ImageBytes) -> None:
-    """Refuse a PNG with a chunk that is longer than the file: OpenCV would allocate and clear up to 4 GB for it."""
-    position = 8
-    while position + 8 <= len(data):
+def _without_animation(data: ImageBytes) -> ImageBytes:
+    """Return a PNG without the chunks of its animation, if it has some.
+
+    OpenCV crashes when it reads a damaged animation, and does not notice damage to the picture that all readers show.
+
+    Raises:
+        DecodeError: A chunk is longer than the file. OpenCV would allocate and clear up to 4 GB for it.
+    """
+    position, kind, begin = 8, b"", 0
+    parts: list[ImageBytes] = []
+    while position + 8 <= len(data) and kind != b"IEND":  # bytes after the PNG are ignored
         end = position + 12 + int.from_bytes(data[position : position + 4], "big")
         if end > len(data):
             raise DecodeError(f"PNG is damaged or truncated: a chunk ends at byte {end:,} of {len(data):,}")
-        if data[position + 4 : position + 8] == b"IEND":  # bytes after the PNG are ignored
-            return
+        kind = bytes(data[position + 4 : position + 8])
+        if kind in _ANIMATION_CHUNKS:
+            parts.append(data[begin:position])
+            begin = end
         position = end
+    return b"".join([*parts, data[begin:position]]) if parts else data

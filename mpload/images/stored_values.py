@@ -144,7 +144,7 @@ def _tiff_values(data: ImageBytes, limits: Limits, claim: Claim) -> NDArray[Any]
     )
     limits.check_size("TIFF", height, width, len(data))
     kind = tags.get(_PHOTOMETRIC)
-    changed = {_COLOR_MAP} if bits == 1 else {_COLOR_MAP, _WHITE_IS_ZERO}
+    changed = {_COLOR_MAP, _WHITE_IS_ZERO}
     if kind is not None and kind.value in changed and kind.start < kind.end:  # numbers of a damaged type have 0 bytes
         data = bytearray(data)
         data[kind.start : kind.end] = _BLACK_IS_ZERO.to_bytes(kind.end - kind.start, kind.order)

@@ -2,6 +2,7 @@
 
 import zlib
 from base64 import b64decode
+from contextlib import suppress
 from io import BytesIO
 
 import cv2
@@ -18,7 +19,7 @@ from mpload.images.limits import Limits
 from mpload.units import MIB
 from tests.golden.make_formats import FOLDER, make_files
 from tests.support.fuzz_decode import fuzz
-from tests.support.photos import distance
+from tests.support.photos import distance, photo
 
 FILES = {path.name: path.read_bytes() for path in sorted(FOLDER.iterdir())}
 TRUNCATED = {"jpeg_truncated.jpg", "png_truncated.png", "ppm_truncated.ppm"}
@@ -122,6 +123,20 @@ def test_an_alpha_is_dropped_and_does_not_change_the_colours(kind: str) -> None:
     Image.fromarray(pixels).save(file, kind, lossless=True, exact=True)
     for data in (file.getvalue(), bytearray(file.getvalue())):
         np.testing.assert_array_equal(ImageDecoder()(data), pixels[..., :3])
+
+
+@pytest.mark.parametrize("has_own_picture", [False, True])
+def test_of_an_animated_png_the_picture_is_read_that_all_readers_show(has_own_picture: bool) -> None:
+    """OpenCV crashes when it reads a damaged animation, and does not notice damage to that picture."""
+    frames = [Image.fromarray(photo(40, 56, np.random.default_rng(number))) for number in range(3)]
+    file = BytesIO()
+    frames[0].save(file, "PNG", save_all=True, append_images=frames[1:], default_image=has_own_picture)
+    data = file.getvalue()
+    assert np.array_equal(ImageDecoder()(data), np.asarray(frames[0]))
+    for at in np.random.default_rng(0).integers(8, len(data), 300).tolist():
+        damaged = data[:at] + bytes([data[at] ^ 0x80]) + data[at + 1 :]
+        with suppress(DecodeError):
+            assert np.array_equal(ImageDecoder()(damaged), np.asarray(frames[0]))
 
 
 LOSSLESS = zlib.decompress(

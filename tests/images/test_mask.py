@@ -53,9 +53,9 @@ def test_numbers_beyond_the_palette_of_a_bmp_are_read_too() -> None:
     assert Mask()(bytes(data))[-1, 0] == 255
 
 
-@pytest.mark.parametrize("dtype", ["uint8", "uint16"])
+@pytest.mark.parametrize("dtype", ["bool", "uint8", "uint16"])
 def test_a_tiff_in_which_0_is_white_is_not_inverted(dtype: str) -> None:
-    values, file = IDS.astype(dtype), BytesIO()
+    values, file = (IDS % 3).astype(dtype), BytesIO()
     tifffile.imwrite(file, values, photometric="miniswhite")
     np.testing.assert_array_equal(Mask()(file.getvalue()), values)
 
