@@ -16,6 +16,7 @@ __all__ = [
     "LABEL",
     "MAX_LINE_BYTES",
     "NUL",
+    "PIXEL_SIZES",
     "SPLIT",
     "Dialect",
     "Header",
@@ -27,6 +28,8 @@ __all__ = [
 
 MAX_LINE_BYTES: Final = 256 * KIB
 LABEL: Final = "label"
+PIXEL_SIZES: Final = ("width", "height")
+"""The columns with the size of an image, after its EXIF orientation was applied."""
 NUL: Final = "contains a NUL byte. Is this file UTF-8 text?"
 CRLF: Final = "ends with CRLF, but an index must have plain newlines. Convert it: sed -i 's/\\r$//' FILE"
 EMPTY: Final = "holds no samples. Make an index: mpload index FOLDER -o train.txt"
@@ -67,6 +70,8 @@ class Header:
     """Number of lines above the first sample."""
     is_inferred: bool = False
     """Whether the types of the columns were inferred from the first sample."""
+    has_names: bool = True
+    """Whether the text names its columns. If not, their names stand for their places."""
 
     def is_exact(self, column: Column) -> bool:
         """Whether a number that would lose something of its text, such as a leading zero, is an error in a column.
@@ -77,10 +82,14 @@ class Header:
 
     @property
     def label_column(self) -> int | None:
-        """Number of the column that holds labels: the integer column named `label`, else the first integer column."""
+        """Number of the column that holds labels: the integer column named `label`, else the first integer column.
+
+        `width` and `height` are sizes in pixels, never labels.
+        """
         integers = [number for number, column in enumerate(self.columns) if column.type is ColumnType.INT]
         named = [number for number in integers if self.columns[number].name == LABEL]
-        return next(iter(named or integers), None)
+        others = [number for number in integers if self.columns[number].name not in PIXEL_SIZES]
+        return next(iter(named or others), None)
 
 
 def leaves_quote_open(line: bytes, *, is_open: bool = False) -> bool:

@@ -96,10 +96,10 @@ class Index:
         """The label column, int64 [N]. Its values are read from the sidecar on demand.
 
         Raises:
-            IndexFormatError: the index has no integer column.
+            IndexFormatError: the index has no label column: an integer column, but not `width` or `height`.
         """
         if (labels := self._sidecar_file.columns.get("label")) is None:
-            raise IndexFormatError(f"{self.path}: has no integer column, only {format_columns(self.columns)}")
+            raise IndexFormatError(f"{self.path}: has no column of labels, only {format_columns(self.columns)}")
         return first_rows(labels, len(self))
 
     @property

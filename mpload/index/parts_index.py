@@ -82,7 +82,7 @@ class PartsIndex(Index):
     def labels(self) -> SidecarColumn:
         """The label column; see `Index.labels`."""
         if "label" not in self._column_names:
-            raise IndexFormatError(f"{self.path}: has no integer column, only {format_columns(self.columns)}")
+            raise IndexFormatError(f"{self.path}: has no column of labels, only {format_columns(self.columns)}")
         return PartsColumn(self, "label")
 
     @property

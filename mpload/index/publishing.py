@@ -17,6 +17,7 @@ from mpload.units import MIB, printable
 
 __all__ = ["check_out", "declared_root", "file_at", "new_file", "new_path"]
 
+_INDEX = b"#mpload"
 _KINDS = {
     stat.S_IFDIR: "a directory",
     stat.S_IFCHR: "a character device",
@@ -27,7 +28,10 @@ _KINDS = {
 
 
 def check_out(out: Path, sources: list[Path]) -> None:
-    """Raise `ArgumentError` unless an index can be published at `out`, and `out` is not one of `sources`."""
+    """Raise `ArgumentError` unless an index can be published at `out`, and `out` is not one of `sources`.
+
+    A file that is there must be an index, or empty. So `mpload index -o *.tar` does not replace a shard.
+    """
     if out.is_dir():
         raise ArgumentError(f"{out}: is a directory. Name the index file: {out / 'train.txt'}")
     folder = file_at(out).parent
@@ -36,6 +40,18 @@ def check_out(out: Path, sources: list[Path]) -> None:
     for source in sources:
         if out.exists() and source.exists() and out.samefile(source):
             raise ArgumentError(f"{out}: is the source itself. Give the new index another name")
+    if out.is_file() and not _is_index_or_empty(out):
+        raise ArgumentError(
+            f"{printable(str(out))}: is not an index, so no index replaces it. Name another file, or delete this one"
+        )
+
+
+def _is_index_or_empty(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            return file.read(len(_INDEX)) in {b"", _INDEX}
+    except OSError:  # it cannot be read, but perhaps replaced
+        return True
 
 
 def file_at(path: Path) -> Path:

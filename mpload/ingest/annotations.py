@@ -1,9 +1,11 @@
 """Rows whose cells of text may be too long for a line of an index.
 
 Rows are first written to a temporary file. If one of them is too long, the longest column of text goes to a file beside
-the index, and the index holds spans of that file.
+the index, and the index holds spans of that file. The file has a digest of the rows in its name: what was selected from
+an earlier index, or reads one now, keeps its file when the source is indexed again.
 """
 
+import hashlib
 import json
 import os
 import tempfile
@@ -24,6 +26,7 @@ from mpload.units import MIB, printable
 __all__ = ["Annotations"]
 
 _MAX_ROW_BYTES = MAX_LINE_BYTES // 2  # escapes of an index can double the length of a text
+_DIGEST_BYTES = 8
 
 
 class Annotations:
@@ -31,6 +34,7 @@ class Annotations:
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
+        self._digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
         self._max_bytes = 0
         self._longest: list[int] = []
 
@@ -57,29 +61,30 @@ class Annotations:
         """Add a row."""
         line = json.dumps(cells).encode()
         self._file.write(line + b"\n")
+        self._digest.update(line + b"\n")
         lengths = [len(str(cell)) for cell in cells]
         self._longest = [max(pair) for pair in zip(self._longest or lengths, lengths, strict=True)]
         self._max_bytes = max(self._max_bytes, len(line))
 
     def finish(
-        self, columns: tuple[Column, ...], *, root: str, may_move_root: bool, sidecar: Path
+        self, columns: tuple[Column, ...], *, root: str, may_move_root: bool, index: Path
     ) -> tuple[tuple[Column, ...], str, Iterator[list[Cell]]]:
         """Return the columns, the root and the cells of an index with these rows.
 
         Args:
             columns: the columns of the rows.
             root: the root that the paths of images are relative to.
-            may_move_root: whether the root may be a parent of `root`, so that it contains `sidecar`.
-            sidecar: the file that is written if a row is too long for a line.
+            may_move_root: whether the root may be a parent of `root`, so that it contains the index.
+            index: the index. If a row is too long for a line, a file is written beside it, see `_beside`.
 
         Raises:
-            ArgumentError: a row is too long, and `sidecar` is outside the root.
+            ArgumentError: a row is too long, and the index is outside the root.
         """
         self._file.seek(0)
         texts = [number for number, column in enumerate(columns) if column.type is ColumnType.STR]
         if self._max_bytes <= _MAX_ROW_BYTES or not texts:
             return columns, root, (json.loads(line) for line in self._file)
-        moved = max(texts, key=lambda number: self._longest[number])
+        moved, sidecar = max(texts, key=lambda number: self._longest[number]), self._beside(index)
         base = root
         if may_move_root and not is_url(root):
             base = os.path.commonpath([root, absolute(sidecar.parent)])
@@ -94,6 +99,10 @@ class Annotations:
         prefix = "" if base == root else os.path.relpath(root, base) + "/"
         chosen = (*columns[:moved], spans, *columns[moved + 1 :])
         return chosen, base, self._moved(moved, sidecar, place, prefix, chosen)
+
+    def _beside(self, index: Path) -> Path:
+        """Return a file beside `index` for texts of the rows, such as `train.txt.6b1d0c2f9a3e4d55.annotations`."""
+        return index.with_name(f"{index.name}.{self._digest.hexdigest()}.annotations")
 
     def _moved(
         self, moved: int, sidecar: Path, place: str, prefix: str, columns: tuple[Column, ...]

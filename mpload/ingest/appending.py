@@ -33,6 +33,7 @@ from mpload.ingest.image_sizes import measure_sizes
 from mpload.ingest.lists import read_lines
 from mpload.ingest.rows import Rows
 from mpload.ingest.sources import SourcePath, open_source, refuse_whole_sources, source_paths
+from mpload.ingest.writing import check_text
 from mpload.storage.remote import is_url, redacted
 from mpload.units import MIB, format_counted, printable
 
@@ -120,7 +121,6 @@ def append_to_index(
         )
     target = Path(os.path.normpath(Path(index).expanduser().absolute()))
     file = target.resolve()  # a link stays a link
-    check_out(target, source_paths(source))
     refuse_whole_sources(source, folder)
     busy = IndexChangedError(f"{target}: another process has been appending for {_LOCK_SECONDS:.0f} s. Try later")
     name = hashlib.blake2b(os.fsencode(file), digest_size=16).hexdigest()
@@ -133,6 +133,7 @@ def append_to_index(
             )
         if header_of(old).dialect is not Dialect.NATIVE:
             raise ArgumentError(f"{target}: is a plain list, not an index. Make an index of it: mpload index {target}")
+        check_out(target, source_paths(source))
         with open_source(
             source, columns=columns, root=root, folder=folder, out=target, classes_from=classes_from
         ) as found_rows:
@@ -360,5 +361,6 @@ def _publish(old: Index, stamp: TextStamp, classes: tuple[str, ...], new_lines: 
             file.write(b"\n")
         new_lines.seek(0)
         shutil.copyfileobj(new_lines, file, MIB)
+        check_text(file, old.path)
         if TextStamp.of(old.path) != stamp:
             raise IndexChangedError(f"{old.path}: was changed by another program in the meantime. Append again")

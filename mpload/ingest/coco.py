@@ -44,7 +44,7 @@ def open_coco(
     path: Path,
     *,
     scratch: Path,
-    sidecar: Path,
+    index: Path,
     columns: str | None = None,
     root: str | os.PathLike[str] | None = None,
 ) -> Iterator[Rows]:
@@ -53,7 +53,7 @@ def open_coco(
     Args:
         path: the JSON file.
         scratch: folder for temporary files.
-        sidecar: the file to write objects to that are too long for a line.
+        index: the index that is made. Objects that are too long for a line are written to a file beside it.
         columns: other names for the columns, or a selection of them.
         root: the folder or URL that the names of images are relative to. By default, it is looked for near the file.
 
@@ -79,7 +79,7 @@ def open_coco(
         annotations = stack.enter_context(Annotations.open(scratch))
         for cells in document.rows(strings, base):
             annotations.add([cells[number] for number in numbers])
-        chosen, base, rows = annotations.finish(chosen, root=base, may_move_root=root is None, sidecar=sidecar)
+        chosen, base, rows = annotations.finish(chosen, root=base, may_move_root=root is None, index=index)
         names = tuple(document.names)
         yield Rows(columns=chosen, root=base, cells=rows, classes=names, left_out=document.left_out)
 

@@ -16,6 +16,7 @@ from mpload.images.jpeg_header import read_header
 from mpload.images.limits import Limits
 from mpload.images.pnm import pnm_format, read_pnm_header
 from mpload.index.columns import Cell, Column, ColumnType
+from mpload.index.dialects import PIXEL_SIZES
 from mpload.ingest.rows import Rows
 from mpload.ingest.threads import map_in_threads
 from mpload.storage.ranges import Span
@@ -24,7 +25,7 @@ from mpload.units import format_counted, printable
 
 __all__ = ["add_pixel_sizes"]
 
-_COLUMNS: Final = (Column(name="width", type=ColumnType.INT), Column(name="height", type=ColumnType.INT))
+_COLUMNS: Final = tuple(Column(name=name, type=ColumnType.INT) for name in PIXEL_SIZES)
 _CHUNK_ROWS = 256
 _HEAD_BYTES = 1 << 16
 _JPEG = b"\xff\xd8\xff"

@@ -127,10 +127,7 @@ def open_source(
             case "hdf5":
                 rows = stack.enter_context(open_hdf5s([str(path) for path in paths], columns=columns, root=root))
             case "coco":
-                sidecar = out.with_name(f"{out.name}.annotations")
-                rows = stack.enter_context(
-                    open_coco(paths[0], scratch=scratch, sidecar=sidecar, columns=columns, root=root)
-                )
+                rows = stack.enter_context(open_coco(paths[0], scratch=scratch, index=out, columns=columns, root=root))
             case "voc":
                 rows = stack.enter_context(open_voc(paths[0], scratch=scratch, columns=columns, root=root))
             case "yolo":

@@ -61,7 +61,8 @@ class Presenter:
         values = []
         for number, column in enumerate(columns):
             is_number = number not in self.pipeline.sources  # or text, which is no tensor
-            values.append(unstacked(as_tensor(column, are_images=self._makes_images), is_number=is_number))
+            tensor = as_tensor(column, are_images=self._makes_images, is_batch=True)
+            values.append(unstacked(tensor, is_number=is_number))
         rows = [self._named(row) for row in zip(*values, strict=True)]
         return batch_seed.collated(self.callable, rows, self.pipeline.generators_for(self.callable))
 
@@ -71,8 +72,9 @@ class Presenter:
         if join is not None and not isinstance(column, JoinedColumn) and len(column) and _is_array(column[0]):
             column = JoinedColumn(*join.joined(column, key=f"column {self.pipeline.index.columns[number].name!r}"))
         if not isinstance(column, JoinedColumn):
-            return as_tensor(column, are_images=self._makes_images)
-        values, offsets = as_tensor(column.values, are_images=self._makes_images), column.offsets
+            return as_tensor(column, are_images=self._makes_images, is_batch=True)
+        values = as_tensor(column.values, are_images=self._makes_images, is_batch=True)
+        offsets = column.offsets
         return values if offsets is None else FlatValues(values=values, offsets=torch.from_numpy(offsets))
 
     def join_of_column(self, number: int) -> Pad | Flat | None:

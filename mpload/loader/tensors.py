@@ -9,11 +9,16 @@ import torch
 __all__ = ["as_tensor", "tensors_of"]
 
 
-def as_tensor(value: Any, *, are_images: bool) -> Any:
-    """Return a column of a batch, or a value of a sample, as a tensor that shares its memory.
+def as_tensor(value: Any, *, are_images: bool, is_batch: bool = False) -> Any:
+    """Return a value of a sample, or a column of a batch, as a tensor that shares its memory.
 
-    Images [..., H, W, C] are viewed as [..., C, H, W]. Lists are converted item by item. Values other than arrays are
-    returned unchanged.
+    Images [..., H, W, C] are viewed as [..., C, H, W], but those with one channel [H, W] stay. Lists are converted item
+    by item. Values other than arrays are returned unchanged.
+
+    Args:
+        value: the value or column.
+        are_images: whether its arrays are images.
+        is_batch: whether the first axis of an array counts the samples of a batch.
     """
     if isinstance(value, list):
         if not any(issubclass(kind, list | np.ndarray) for kind in {*map(type, value)}):  # strings, nearly always
@@ -22,7 +27,7 @@ def as_tensor(value: Any, *, are_images: bool) -> Any:
     if not isinstance(value, np.ndarray):
         return value
     tensor = torch.from_numpy(value if value.flags.writeable else value.copy())  # np.frombuffer: read-only
-    return tensor.movedim(-1, -3) if are_images and value.ndim >= 3 else tensor
+    return tensor.movedim(-1, -3) if are_images and value.ndim - is_batch >= 3 else tensor
 
 
 def tensors_of(value: Any, *, are_images: bool) -> Any:

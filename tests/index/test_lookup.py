@@ -141,7 +141,7 @@ def test_a_pickled_index_needs_no_pyarrow(tmp_path: Path) -> None:
 
 def test_asking_for_labels_that_do_not_exist_raises(tmp_path: Path) -> None:
     (tmp_path / "list.txt").write_text("a.jpg\nb.jpg\n")
-    with pytest.raises(IndexFormatError, match="has no integer column, only image:path"):
+    with pytest.raises(IndexFormatError, match="has no column of labels, only image:path"):
         _ = open_index(tmp_path / "list.txt").labels
 
 

@@ -183,7 +183,7 @@ def test_a_refused_selection_changes_no_file(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     index = write(tmp_path / "a.txt")
-    (tmp_path / "b.txt").write_text("old")
+    (tmp_path / "b.txt").write_text("#mpload old")
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     with pytest.raises(ArgumentError, match=message):
         index.select(**{"out": "b.txt", **arguments})

@@ -145,12 +145,28 @@ def test_objects_that_are_too_long_for_a_line_go_to_a_file_beside_the_index(tmp_
     assert [record["image"] for record in index] == ["val/a.jpg", "val/b.jpg", "val/c.jpg"]
     assert json.loads(read_span(tmp_path, index[0]["boxes"]))["segments"] == [[polygon]]
     assert json.loads(read_span(tmp_path, index[2]["boxes"]))["boxes"] == []
-    first = out.read_bytes(), (tmp_path / "x.txt.annotations").read_bytes()
+    (objects,) = tmp_path.glob("x.txt.*.annotations")
+    first = out.read_bytes(), objects.read_bytes()
     build_index(path, out)
-    assert (out.read_bytes(), (tmp_path / "x.txt.annotations").read_bytes()) == first
-    with pytest.raises(ArgumentError, match=r"x\.txt\.annotations: holds the column 'boxes', which is too long"):
+    assert (out.read_bytes(), objects.read_bytes()) == first
+    with pytest.raises(ArgumentError, match=r"x\.txt\..*\.annotations: holds the column 'boxes', which is too long"):
         build_index(path, out, root="s3://bucket/val2017")
-    assert (out.read_bytes(), (tmp_path / "x.txt.annotations").read_bytes()) == first
+    assert (out.read_bytes(), objects.read_bytes()) == first
+
+
+def test_a_selection_keeps_its_objects_when_the_source_is_indexed_again(tmp_path: Path) -> None:
+    polygon = [float(number) for number in range(60_000)]
+    objects = [
+        {"id": image, "image_id": image, "bbox": [image, 0, 1, 1], "category_id": 3, "segmentation": [polygon]}
+        for image in (9, 42)
+    ]
+    out = build_index(write(tmp_path, changed(annotations=objects[1:])), tmp_path / "x.txt")
+    before = {record["image"]: read_span(tmp_path, record["boxes"]) for record in open_index(out)}
+    (selected,) = open_index(out).select(tmp_path / "selected.txt", where="image_id == '42'")
+    build_index(write(tmp_path, changed(annotations=objects)), out)
+    (record,) = open_index(tmp_path / "selected.txt")
+    assert record["boxes"] == selected["boxes"]
+    assert read_span(tmp_path, record["boxes"]) == before[record["image"]]
 
 
 @pytest.mark.parametrize(
@@ -243,7 +259,7 @@ def test_hostile_documents_are_indexed_or_refused(document: Any, tmp_path_factor
     path = folder / "x.json"
     path.write_text(json.dumps(document))
     try:
-        with open_coco(path, scratch=folder, sidecar=folder / "x", root=folder) as rows:
+        with open_coco(path, scratch=folder, index=folder / "x", root=folder) as rows:
             assert all(len(row) == len(rows.columns) for row in rows.cells)
     except MploadError as error:
         assert str(path) in str(error)  # noqa: PT017
@@ -294,7 +310,7 @@ def test_a_large_file_takes_bounded_memory(tmp_path: Path) -> None:
         patch.setattr("mpload.ingest.coco.sorted_strings", partial(sorted_strings, run_bytes=1 << 20))
         tracemalloc.start()
         try:
-            with open_coco(path, scratch=tmp_path, sidecar=tmp_path / "x") as rows:
+            with open_coco(path, scratch=tmp_path, index=tmp_path / "x") as rows:
                 assert sum(1 for _ in rows.cells) == 300
             peak_bytes = tracemalloc.get_traced_memory()[1]
         finally:

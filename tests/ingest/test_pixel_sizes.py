@@ -11,6 +11,7 @@ import pytest
 from PIL import Image
 
 from mpload import ArgumentError, DecodeError, ImageDecoder, MploadWarning, build_index, open_index
+from mpload.errors import IndexFormatError
 from tests.support.photos import make_special_photos, photo
 
 COLUMNS = "image:path width:int height:int"
@@ -103,3 +104,13 @@ def test_what_cannot_be_measured_is_refused(tmp_path: Path, text: str, message: 
     (tmp_path / "source.txt").write_text(text)
     with pytest.raises(ArgumentError, match=message):
         build_index(tmp_path / "source.txt", tmp_path / "out.txt", with_image_sizes=True)
+
+
+def test_sizes_are_no_labels(tmp_path: Path) -> None:
+    Image.fromarray(photo(20, 50, np.random.default_rng(0))).save(tmp_path / "a.jpg")
+    index = open_index(build_index(tmp_path, tmp_path / "all.txt", columns="image:path", with_image_sizes=True))
+    with pytest.raises(IndexFormatError, match="has no column of labels, only image:path width:int height:int"):
+        index.labels  # noqa: B018
+    (tmp_path / "list.txt").write_text("#mpload 1\n#columns image:path weight:int\na.jpg\t7\n")
+    sized = open_index(build_index(tmp_path / "list.txt", tmp_path / "sized.txt", with_image_sizes=True))
+    assert (sized[0].cells, sized.labels[0]) == (("a.jpg", 7, 50, 20), 7)

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpload import MPDataset, RawBytes, Topology, build_index, open_index
-from mpload.errors import ArgumentError, MploadWarning, StorageError
+from mpload.errors import ArgumentError, IndexFormatError, MploadWarning, StorageError
 from mpload.ingest.table_cells import cell_type, cells_of
 from tests.support.ingested import JPEG, cells, columns_of
 
@@ -258,3 +258,14 @@ def test_a_label_that_is_missing_can_be_left_out_as_the_error_says(tmp_path: Pat
     with pytest.raises(ArgumentError, match=r"row 1 has no value in column 'label'.*columns='image:row'"):
         build_index(source, tmp_path / "x.txt")
     assert len(open_index(build_index(source, tmp_path / "x.txt", columns="image:row"))) == 3
+
+
+def test_a_label_without_a_name_replaces_no_index(tmp_path: Path) -> None:
+    source = of_hugging_face(tmp_path / "x.parquet", {"label": ("a", "b")}, label=[0, 1, 1])
+    index = build_index(source, tmp_path / "x.txt")
+    before = index.read_bytes()
+    of_hugging_face(source, {"label": ("a", "b")}, label=[0, 1, 7])
+    with pytest.raises(IndexFormatError, match=r"x\.txt: is not written, as it would be broken in line \d: label 7"):
+        build_index(source, index)
+    assert index.read_bytes() == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["x.parquet", "x.txt", "x.txt.mpx"]

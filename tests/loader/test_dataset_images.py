@@ -12,8 +12,10 @@ from torch.utils.data import DataLoader
 
 from mpload import (
     MPDataset,
+    MPLoader,
     RandomResizedCrop,
     RawBytes,
+    ResizeCenterCrop,
     Topology,
 )
 from tests.support.batches import crops
@@ -54,6 +56,22 @@ def test_images_of_different_sizes_form_a_list_and_raw_bytes_stay_unchanged(phot
     assert labels.shape == (4,)
     data, _ = next(iter(MPDataset(photos, decode=RawBytes(), batch_size=2, topology=Topology())))
     assert [piece[:2] for piece in data] == [b"\xff\xd8"] * 2
+
+
+def _red(image: Any) -> Any:
+    return image[..., 0]
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("collate", [None, list])
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_images_with_one_channel_keep_their_axes(photos: Path, num_workers: int, collate: Any) -> None:
+    options: dict[str, Any] = {"decode": ResizeCenterCrop((40, 60)), "batch_size": 4, "collate": collate}
+    colored = [batch[0][0] if collate else batch[0] for batch in MPDataset(photos, **options)]
+    with MPLoader(MPDataset(photos, transform=_red, **options), num_workers=num_workers) as loader:
+        for images, expected in zip(loader, colored, strict=True):
+            gray = images[0][0] if collate else images[0]
+            assert torch.equal(gray, expected[..., 0, :, :])
 
 
 def test_several_images_of_a_sample_are_cropped_alike(tmp_path: Path) -> None:
