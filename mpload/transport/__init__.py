@@ -5,6 +5,7 @@ slots     the layout of a slot: fixed and ragged fields, placed by arithmetic
 ragged    fields whose shape varies from sample to sample
 _ragged   ragged fields of many samples at once (C, optional)
 ring      the slots, in one anonymous shared mapping, and the lifetime of the ones lent to the user
+own_pages  pages of a process's own in place of shared ones, before it forks
 chunks    parts of a batch: how a batch is cut, and what is retried after a death
 fence     a memory barrier for shared memory, on every processor
 queue     queues of waiting chunks, in shared memory

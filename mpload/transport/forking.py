@@ -21,6 +21,7 @@ from multiprocessing.connection import wait
 from pathlib import Path
 
 from mpload.transport.kernel import thread_names
+from mpload.transport.ring import without_lent
 from mpload.transport.worker import Work, WorkerSetup, Workplace
 from mpload.transport.zygote import begin, flush_output, serve
 
@@ -128,7 +129,8 @@ def fork_zygote(
     collects = gc.isenabled()
     gc.disable()  # what the parent is done with must not be collected in the fork: destructors may act on its processes
     try:
-        pid = os.fork()
+        with without_lent():
+            pid = os.fork()
     finally:
         if pid and collects:
             gc.enable()

@@ -6,6 +6,7 @@ import os
 import pickle
 import weakref
 from collections import deque
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -13,11 +14,12 @@ from numpy.typing import NDArray
 
 from mpload.errors import ArgumentError
 from mpload.transport.limits import os_errors_as_refused, shared_memory
+from mpload.transport.own_pages import share_again, take_own_pages
 from mpload.transport.ragged import RaggedArray
 from mpload.transport.slots import Field, Part, RaggedField, SlotLayout
 from mpload.units import MIB, format_bytes
 
-__all__ = ["UNLENT_SLOTS", "SlotArrays", "SlotRing", "blank"]
+__all__ = ["UNLENT_SLOTS", "SlotArrays", "SlotRing", "blank", "without_lent"]
 
 SlotArrays = dict[str, Any]
 """Arrays of a slot by field name: an array [B, *shape], or a RaggedArray of B values."""
@@ -40,7 +42,7 @@ class SlotRing:
     All slots have one layout at first. The owner may `adopt` others, which apply to the slots that are taken later.
 
     A lent slot becomes free when the last array that refers to it dies, including views, slices and tensors made with
-    `torch.from_numpy`. So a batch never changes while it is in use.
+    `torch.from_numpy`. So a batch never changes while it is in use, not even in a child that the user has forked.
 
     Memory: at most `num_slots * layout.slot_bytes`, allocated page by page on first write. It is anonymous shared
     memory (`memfd`), which the kernel frees with the last process that maps it, and does not count against `/dev/shm`.
@@ -57,6 +59,7 @@ class SlotRing:
         except BaseException:
             os.close(fd)
             raise
+        _owned.add(self)
 
     @classmethod
     def attach(cls, fd: int, *, num_slots: int, layout: SlotLayout, huge_pages: bool = False) -> "SlotRing":
@@ -83,6 +86,7 @@ class SlotRing:
         self._locked: dict[int, int] = {}  # by slot: size of the part that stays in place
         self._returned: deque[int] = deque()  # appended to by finalizers, in any thread
         self._lent: dict[int, weakref.ref[_Lease]] = {}
+        self._unshared: set[int] = set()  # lent slots whose pages only this process has
 
     @property
     def fd(self) -> int:
@@ -223,17 +227,35 @@ class SlotRing:
         """Return the part with fixed shapes of the slot that contains `address`, or None if `address` lies elsewhere.
 
         From now on that part is never returned to the kernel, because a device may read it. It is the same part in all
-        later layouts. In a slot whose layout has another such part than the newest one, nothing can be locked.
+        later layouts. In a slot whose layout has another such part than the newest one, nothing can be locked; nor in
+        a slot that was lent when this process forked.
         """
         start = np.ndarray((0,), np.uint8, self._map).ctypes.data
         slot, offset = divmod(address - start, self.layout.slot_bytes)
-        if not 0 <= slot < self.num_slots:
+        if not 0 <= slot < self.num_slots or slot in self._unshared:
             return None
         fixed_bytes = self.layout_at(self.number_of(slot)).fixed_bytes
         if offset >= fixed_bytes or fixed_bytes != self.newest_layout.fixed_bytes:
             return None
         self._locked[slot] = fixed_bytes
         return np.ndarray((fixed_bytes,), np.uint8, self._map, slot * self.layout.slot_bytes)
+
+    def keep_lent(self) -> None:
+        """Take lent slots out of the shared memory, before a fork: see `mpload.transport.own_pages`.
+
+        Not those with a locked part, which a device reads by its address.
+        """
+        self._collect()
+        if self._fd >= 0:
+            for slot in self._lent.keys() - self._unshared - self._locked.keys():
+                with contextlib.suppress(OSError):  # of memory: then the child's batch may change
+                    take_own_pages(*self._place_of(slot))
+                    self._unshared.add(slot)
+
+    def _place_of(self, slot: int) -> tuple[int, int, int, int]:
+        """Return the address of a slot, the descriptor, and its offset and size there."""
+        start, num_bytes = slot * self.layout.slot_bytes, self.layout.slot_bytes
+        return np.ndarray((0,), np.uint8, self._map).ctypes.data + start, self._fd, start, num_bytes
 
     def drop_free_memory(self) -> None:
         """Return the memory of all free slots to the kernel. They allocate new memory when they are filled again."""
@@ -258,7 +280,33 @@ class SlotRing:
         while self._returned:
             slot = self._returned.popleft()
             del self._lent[slot]
+            if slot in self._unshared and self._fd >= 0:
+                share_again(*self._place_of(slot))
+                self._unshared.discard(slot)
             self._free.appendleft(slot)
+
+
+_owned: "weakref.WeakSet[SlotRing]" = weakref.WeakSet()
+"""The rings of this process that lend slots."""
+
+
+@contextlib.contextmanager
+def without_lent() -> Iterator[None]:
+    """Let a fork go without the batches that the user holds, since it does not read them."""
+    held = list(_owned)
+    _owned.clear()
+    try:
+        yield
+    finally:
+        _owned.update(held)
+
+
+def _keep_lent() -> None:
+    for ring in list(_owned):
+        ring.keep_lent()
+
+
+os.register_at_fork(before=_keep_lent, after_in_child=_owned.clear)
 
 
 class _Lease(np.ndarray[tuple[int], np.dtype[np.uint8]]):
