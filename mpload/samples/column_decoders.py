@@ -329,6 +329,11 @@ def _column_of(key: object, decode: object, numbers: Mapping[str, int], columns:
     if name not in numbers:
         what = f"decode[{key!r}] reads column {name!r}, but" if of is not None else f"decode has a key {key!r}, but"
         raise ArgumentError(f"{what} the columns of the index are '{format_columns(tuple(columns))}'")
+    if name != key and key in numbers:
+        raise ArgumentError(
+            f"decode[{key!r}] reads column {name!r}, but its values would replace those of column {key!r}. Give it a "
+            "key that is no column of the index"
+        )
     return numbers[name]
 
 

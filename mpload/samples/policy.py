@@ -8,6 +8,7 @@ import re
 import warnings
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -108,7 +109,9 @@ class BadSamples:
 
     def __init__(self, policy: ErrorPolicy, *, index_path: Path) -> None:
         self._policy = policy
-        self._report = Path(policy.report or f"{index_path.stem}.errors.jsonl").absolute()
+        self._report = Path(policy.report or f"{index_path.stem}.errors.jsonl")
+        with suppress(FileNotFoundError):  # the current folder was deleted: then the report cannot be written
+            self._report = self._report.absolute()
         self._epoch = -1
         self._num_seen = 0
         self._num_bad = 0

@@ -16,9 +16,10 @@ import warnings
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from multiprocessing import spawn
 from pathlib import Path
 
-from mpload.errors import ArgumentError, MploadWarning, WorkerError
+from mpload.errors import ArgumentError, MploadWarning, RefusedError, WorkerError
 from mpload.transport.changed_code import warn_of_changed_code
 from mpload.transport.forking import JEMALLOC, ForkedProcess, Forks, fork_zygote
 from mpload.transport.interrupts import interrupts_held
@@ -190,7 +191,7 @@ class ZygoteProcess:
             return
         warn_of_changed_code()
         self._write_setup()
-        arguments = [sys.executable, "-P", "-m", "mpload.transport.zygote"]
+        arguments = [_interpreter(), "-P", "-m", "mpload.transport.zygote"]
         arguments += [str(number) for number in (control_fd, self._setup_fd, os.getpid(), int(self._starts_fresh))]
         package_folder = str(Path(__file__).resolve().parents[2])
         paths = [package_folder, *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -350,3 +351,14 @@ def _is_readable(sock: socket.socket, limit_seconds: float) -> bool:
     poll = select.poll()
     poll.register(sock, select.POLLIN)
     return bool(poll.poll(limit_seconds * 1000))
+
+
+def _interpreter() -> str:
+    """Return the path of Python: that of this process, or what a program that embeds Python has set."""
+    found = os.fsdecode(spawn.get_executable() or sys.executable or b"")
+    if not found:
+        raise RefusedError(
+            f"workers cannot be started: sys.executable is {sys.executable!r}, so there is no Python to start them "
+            "with. Call multiprocessing.set_executable with the path of one"
+        )
+    return found

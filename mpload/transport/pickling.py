@@ -33,34 +33,54 @@ _LEAVES = (ModuleType, BuiltinFunctionType, type, str, bytes, int, float, type(N
 class ScriptPickler(cloudpickle.Pickler):  # type: ignore[misc]
     """Pickles by value all that the script defines, also in a process that `multiprocessing` has spawned.
 
-    There the script's module is `__mp_main__`, which cloudpickle takes for a module that any process can import.
+    There the script's module is `__mp_main__`, which cloudpickle takes for a module that any process can import. So it
+    does with a module that the script has loaded from a file by its path.
     """
 
     def reducer_override(self, value: Any) -> Any:
         """Return how to pickle a value; `NotImplemented` leaves it to pickle."""
-        if not isinstance(value, type | FunctionType | TypeVar) or value.__module__ != SCRIPT_NAMES[1]:
+        if isinstance(value, ModuleType):
+            name = value.__name__
+        elif isinstance(value, type | FunctionType | TypeVar):
+            name = value.__module__
+        else:
             return super().reducer_override(value)
-        with _script_by_value():
-            if isinstance(value, TypeVar):
-                return self.dispatch_table[TypeVar](value)
+        if name != SCRIPT_NAMES[1] and _is_findable(name):
             return super().reducer_override(value)
+        with _by_value(name):
+            if isinstance(value, ModuleType | TypeVar):
+                return self.dispatch_table[type(value)](value)
+            return super().reducer_override(value)
+
+
+@functools.cache
+def _is_findable(module_name: str | None) -> bool:
+    """Return whether other processes find a module by its name. What is no module now is left to cloudpickle."""
+    name = str(module_name).partition(".")[0]
+    module = sys.modules.get(name)
+    if getattr(getattr(module, "__spec__", None), "origin", None) is None or hasattr(module, "__path__"):
+        return True
+    try:
+        return any(finder.find_spec(name, None) is not None for finder in sys.meta_path)
+    except Exception:  # noqa: BLE001  whatever finders of other packages raise
+        return True
 
 
 @contextmanager
-def _script_by_value() -> Iterator[None]:
-    """Have cloudpickle pickle the script's module by value, if it is `__mp_main__`. Afterwards all is as before."""
-    script = sys.modules.get(SCRIPT_NAMES[1])
+def _by_value(name: str) -> Iterator[None]:
+    """Have cloudpickle pickle by value what a module defines. Afterwards all is as before."""
+    module = sys.modules.get(name)
     with _registering:
-        # In a process that was not spawned, multiprocessing uses this name for `__main__`.
-        is_other = script is None or script.__name__ != SCRIPT_NAMES[1]
-        if is_other or SCRIPT_NAMES[1] in cloudpickle.list_registry_pickle_by_value():
+        # In a process that was not spawned, multiprocessing uses `__mp_main__` for `__main__`.
+        is_other = module is None or module.__name__ != name
+        if is_other or name in cloudpickle.list_registry_pickle_by_value():
             yield
             return
-        cloudpickle.register_pickle_by_value(script)
+        cloudpickle.register_pickle_by_value(module)
         try:
             yield
         finally:
-            cloudpickle.unregister_pickle_by_value(script)
+            cloudpickle.unregister_pickle_by_value(module)
 
 
 def pickled_for_workers(value: object) -> bytes:
@@ -114,7 +134,7 @@ class _Pickler(ScriptPickler):
         if reduced is not None:
             return reduced
         if isinstance(value, functools._lru_cache_wrapper) and (  # noqa: SLF001
-            value.__module__ in SCRIPT_NAMES or not is_importable(value)
+            value.__module__ in SCRIPT_NAMES or not _is_findable(value.__module__) or not is_importable(value)
         ):
             return _cached, (value.__wrapped__, value.cache_parameters())
         if type(value) is functools.cached_property:  # which has a lock, before Python 3.12

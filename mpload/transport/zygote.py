@@ -173,7 +173,7 @@ def begin(parent_pid: int) -> None:
 def flush_output() -> None:
     """Write out what this process has printed."""
     for stream in (sys.stdout, sys.stderr):
-        if stream is not None:  # as in a daemon
+        if hasattr(stream, "flush"):  # None in a daemon; the user's own object may have no such method
             stream.flush()
 
 

@@ -24,6 +24,7 @@ from mpload import (
     RawBytes,
     Text,
     Topology,
+    Views,
 )
 from mpload.errors import ArgumentError, DecodeError, MploadWarning, SampleError
 from tests.support.sample_transforms import albumented
@@ -135,6 +136,10 @@ def test_the_first_argument_may_have_any_name(index: Path) -> None:
 WRONG: list[tuple[dict[Any, Any], str]] = [
     (without("caption"), "column 'caption' holds files, but decode has no decoder for it"),
     (without(captions=Text()), r"decode has a key 'captions', but the columns of the index are 'image:path "),
+    (
+        without(label=Views(of="image", a=(2, RandomResizedCrop(8)))),
+        r"decode\['label'\] reads column 'image', but its values",
+    ),
     (without(meta=Json), r"decode\['meta'\] is the class Json. Pass an instance: Json\(...\)"),
     (without(meta=7), r"decode\['meta'\] must be callable, got 7"),
     (without(meta=lambda data, path: 0), r"decode\['meta'\] .*nothing is passed for its parameter 'path'.*rng, record"),

@@ -1,6 +1,9 @@
 """The error of a batch that has no sample left, and the report of bad samples."""
 
 import os
+import subprocess
+import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -66,3 +69,16 @@ def test_training_does_not_wait_for_a_reader_of_the_report(tmp_path: Path) -> No
         assert b'"sample_id": 1' in os.read(reader, 4096)
     finally:
         os.close(reader)
+
+
+@pytest.mark.processes
+def test_a_deleted_current_folder_is_no_error_until_there_is_a_report_to_write(tmp_path: Path) -> None:
+    code = """
+        import os, tempfile, warnings
+        from pathlib import Path
+        from mpload.samples.policy import BadSamples, ErrorPolicy
+        os.rmdir(os.getcwd())
+        BadSamples(ErrorPolicy(), index_path=Path("/data/train.txt"))
+    """
+    (tmp_path / "here").mkdir()
+    subprocess.run([sys.executable, "-c", textwrap.dedent(code)], cwd=tmp_path / "here", check=True, timeout=60)

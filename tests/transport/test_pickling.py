@@ -1,9 +1,11 @@
 """Work is pickled with all that the script defines, in processes that `multiprocessing` has spawned too."""
 
+import importlib.util
 import pickle
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -77,3 +79,20 @@ def test_a_process_and_its_forks_find_a_class_of_the_script_by_its_name(script: 
 def test_modules_that_workers_can_import_are_pickled_by_name() -> None:
     assert b"OrderedDict" in pickled_for_workers(__import__("collections").OrderedDict)
     assert len(pickled_for_workers(textwrap.dedent)) < 100
+
+
+def test_a_module_that_was_loaded_by_its_path_is_pickled_by_value(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "experiment_7.py").write_text(textwrap.dedent(SCRIPT))
+    spec = importlib.util.spec_from_file_location("experiment_7", tmp_path / "experiment_7.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "experiment_7", module)
+    spec.loader.exec_module(module)
+    pickled, _ = pickle_work((module.Numbers(), module.cached, module))
+    monkeypatch.delitem(sys.modules, "experiment_7")
+    numbers, cached, copy = pickle.loads(pickled)
+    assert (numbers[1], cached(2), copy.plus_one(3)) == (2, 3, 4)
+    assert cloudpickle.list_registry_pickle_by_value() == set()

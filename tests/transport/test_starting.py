@@ -9,16 +9,19 @@ import textwrap
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from multiprocessing import spawn
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mpload.errors import WorkerError
+from mpload.errors import RefusedError, WorkerError
+from mpload.transport import launch
 from mpload.transport.batches import PoolOptions
 from mpload.transport.kernel import thread_names
 from mpload.transport.launch import ZygoteProcess
 from mpload.transport.pool import WorkerPool
+from mpload.transport.zygote import flush_output
 from tests.support.programs import REPOSITORY, run_script
 from tests.support.threads import in_background
 from tests.support.transport_works import (
@@ -279,3 +282,17 @@ def test_threads_may_end_while_their_names_are_read() -> None:
     finally:
         end.set()
         thread.join()
+
+
+def test_an_embedded_python_is_started_as_the_program_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", None)
+    monkeypatch.setattr(spawn, "_python_exe", b"/opt/python")
+    assert launch._interpreter() == "/opt/python"
+    monkeypatch.setattr(spawn, "_python_exe", None)
+    with pytest.raises(RefusedError, match=r"sys\.executable is None, so there is no Python to start them with"):
+        launch._interpreter()
+
+
+def test_an_output_without_flush_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", object())
+    flush_output()
