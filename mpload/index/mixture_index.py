@@ -197,15 +197,18 @@ def _columns_of(mixture: Mixture, parts: Sequence[Index]) -> tuple[Column, ...]:
 
 
 def _check_filled(mixture: Mixture, column: Column, part: Index) -> None:
-    fill = mixture.fill or {}
+    fill, kind = mixture.fill or {}, _FILLED.get(column.type)
+    if kind is None:
+        raise ArgumentError(
+            f"{part.path}: has no column {column}, which another source has. Add it, since columns of files cannot be "
+            "filled"
+        )
     if column.name not in fill:
         raise ArgumentError(
             f"{part.path}: has no column {column}, which another source has. Add the column, or pass "
             f"fill={{{column.name!r}: ...}} to the Mixture"
         )
-    kind, value = _FILLED.get(column.type), fill[column.name]
-    if kind is None:
-        raise ArgumentError(f"{part.path}: has no column {column}. Columns of files cannot be filled")
+    value = fill[column.name]
     if not isinstance(value, kind) or isinstance(value, bool):
         raise ArgumentError(f"fill[{column.name!r}] must be of type {kind.__name__}, got {value!r}")
 

@@ -67,6 +67,8 @@ class RunChoices:
         for name, value in of_files.items():
             if value is not None and not (isinstance(decode, Mapping) and name in {"decode", "transform"}):
                 require_files(index, what=name)
+        if not isinstance(self.storage, RemoteStorage | None) and not hasattr(self.storage, "read"):
+            raise ArgumentError(f"storage must be a RemoteStorage or have a method read, got {self.storage!r:.80}")
         bound, batch_size = None, self.batch_size
         if self.buckets is not None:
             bound = bound_buckets(

@@ -67,7 +67,8 @@ def open_row_index(choice: bool | None, index: Index, decode: object) -> "RowInd
     if type(decode) not in {RandomResizedCrop, ResizeCenterCrop}:
         if choice:
             raise ArgumentError(
-                f"row_index=True is for RandomResizedCrop and ResizeCenterCrop, got decode={decode!r:.80}. Leave it out"
+                "row_index=True is for RandomResizedCrop and ResizeCenterCrop as the only decoder, not in a dict, got "
+                f"decode={decode!r:.80}. Leave it out"
             )
         return None
     if choice is False or not can_note_rows():

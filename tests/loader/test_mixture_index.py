@@ -101,7 +101,7 @@ def test_a_source_keeps_to_its_root_beside_one_that_may_leave_the_same(tmp_path:
     [
         ("image:path", "x", {}, r"has no column label:int, which another source has"),
         ("image:path label:str", "x\ty", {}, r"column label is of type str, but of type int"),
-        ("label:int", "1", {"fill": {"image": "x"}}, "Columns of files cannot be filled"),
+        ("label:int", "1", {"fill": {"image": "x"}}, "columns of files cannot be filled"),
         ("image:path", "x", {"fill": {"label": "x"}}, r"fill\['label'\] must be of type int, got 'x'"),
         ("image:path label:int", "x\t1", {"fill": {"other": 1}}, "fill has 'other', which is no column"),
         ("image:path label:int", "x\t1", {"source_column": "label"}, "is a column of the sources"),

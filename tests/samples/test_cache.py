@@ -141,6 +141,7 @@ def test_the_command_line_shows_verifies_and_clears(files: Path, tmp_path: Path)
     assert "deleted" in printed
     assert [path.name for path in folder.iterdir()] == ["mine.txt"]
     assert cache_command("info", folder)[1] == f"{folder}: no caches here. Name the folder given to PartialCache\n"
+    assert cache_command("verify", folder)[0] == 1
     assert cache_command("info", tmp_path / "nowhere")[0] == 1
 
 
