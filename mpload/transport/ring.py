@@ -4,6 +4,7 @@ import contextlib
 import mmap
 import os
 import pickle
+import threading
 import weakref
 from collections import deque
 from collections.abc import Iterator
@@ -87,6 +88,7 @@ class SlotRing:
         self._returned: deque[int] = deque()  # appended to by finalizers, in any thread
         self._lent: dict[int, weakref.ref[_Lease]] = {}
         self._unshared: set[int] = set()  # lent slots whose pages only this process has
+        self._collecting = threading.RLock()  # another thread may fork meanwhile
 
     @property
     def fd(self) -> int:
@@ -245,8 +247,10 @@ class SlotRing:
 
         Not those with a locked part, which a device reads by its address.
         """
-        self._collect()
-        if self._fd >= 0:
+        with self._collecting:
+            self._collect()
+            if self._fd < 0:  # nothing writes to the slots any more
+                return
             for slot in self._lent.keys() - self._unshared - self._locked.keys():
                 with contextlib.suppress(OSError):  # of memory: then the child's batch may change
                     take_own_pages(*self._place_of(slot))
@@ -277,13 +281,14 @@ class SlotRing:
             del self._map
 
     def _collect(self) -> None:
-        while self._returned:
-            slot = self._returned.popleft()
-            del self._lent[slot]
-            if slot in self._unshared and self._fd >= 0:
-                share_again(*self._place_of(slot))
-                self._unshared.discard(slot)
-            self._free.appendleft(slot)
+        with self._collecting:
+            while self._returned:
+                slot = self._returned.popleft()
+                del self._lent[slot]
+                if slot in self._unshared and self._fd >= 0:
+                    share_again(*self._place_of(slot))
+                    self._unshared.discard(slot)
+                self._free.appendleft(slot)
 
 
 _owned: "weakref.WeakSet[SlotRing]" = weakref.WeakSet()

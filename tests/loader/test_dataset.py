@@ -146,7 +146,7 @@ def test_an_index_that_is_neither_a_path_nor_an_index_is_refused(index: Any) -> 
 def test_a_storage_that_cannot_read_is_refused(folder: Path) -> None:
     storage: Any = object()
     with pytest.raises(ArgumentError, match="storage must be a RemoteStorage or have a method read, got <object"):
-        MPDataset(numbers_index(folder, 3), decode=RawBytes(), batch_size=1, storage=storage)
+        MPDataset(numbers_index(folder, 3), batch_size=1, storage=storage)
 
 
 def test_a_decoder_that_cannot_be_called_is_refused(folder: Path) -> None:

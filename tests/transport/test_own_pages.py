@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import threading
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -102,3 +103,27 @@ def test_a_child_keeps_a_batch_of_a_loader(options: dict[str, Any]) -> None:
                 expected.append(int(values.sum()))
             del batch, values
     assert list(map(_sum_in, children)) == expected
+
+
+def test_a_slot_that_is_returned_while_another_thread_forks_is_shared_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    owner = SlotRing(num_slots=1, layout=LAYOUT)
+    worker = SlotRing.attach(os.dup(owner.fd), num_slots=1, layout=LAYOUT)
+    taken: list[int | None] = []
+    main = threading.Thread(target=lambda: taken.append(owner.take()))
+    slot = owner.take()
+    assert slot is not None
+    lent = [owner.lend(slot, 4)["x"]]
+    copy = own_pages._copy
+
+    def slowly(*arguments: int) -> None:
+        copy(*arguments)
+        lent.clear()
+        main.start()
+        main.join(0.2)
+
+    monkeypatch.setattr(own_pages, "_copy", slowly)
+    owner.keep_lent()
+    main.join()
+    assert taken == [slot]
+    worker.views(slot)["x"][:] = 7
+    assert (owner.views(slot)["x"] == 7).all()
