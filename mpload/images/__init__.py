@@ -8,6 +8,8 @@ checks           checks of arguments that several decoders have
 backends         the decoders of JPEGs that are installed: the native module and simplejpeg
 jpeg             decodes JPEG with the native decoder, otherwise with simplejpeg or OpenCV
 pnm              decodes PGM and PPM, of Netpbm
+bmp              decodes BMPs whose headers say which bits hold which colour
+tiff             reads the tags of a TIFF, and finds that parts of it are missing
 jpeg_header      reads size and orientation from a JPEG's header
 row_starts       RowStarts: keeps where the rows of a JPEG begin
 arrays           RawArray: samples that are the bytes of an array

@@ -13,6 +13,7 @@ enum {
     EXIF = 0xE1,
     ORIENTATION_TAG = 0x0112,
     SHORT_KIND = 3,         /* a TIFF entry's type: 16 bits */
+    LONG_KIND = 4,          /* 32 bits */
     ENTRY_BYTES = 12
 };
 
@@ -38,10 +39,10 @@ static int tiff_orientation(const uint8_t *tiff, size_t num_bytes) {
     uint64_t directory = tiff_number(tiff, num_bytes, 4, 4);
     uint64_t end = directory + 2 + ENTRY_BYTES * tiff_number(tiff, num_bytes, directory, 2);
     for (uint64_t entry = directory + 2; entry < end && entry + ENTRY_BYTES <= num_bytes; entry += ENTRY_BYTES) {
-        if (tiff_number(tiff, num_bytes, entry, 2) == ORIENTATION_TAG
-            && tiff_number(tiff, num_bytes, entry + 2, 2) == SHORT_KIND) {
-            int orientation = (int)tiff_number(tiff, num_bytes, entry + 8, 2);
-            return 1 <= orientation && orientation <= 8 ? orientation : 1;
+        uint64_t kind = tiff_number(tiff, num_bytes, entry + 2, 2);
+        if (tiff_number(tiff, num_bytes, entry, 2) == ORIENTATION_TAG && (kind == SHORT_KIND || kind == LONG_KIND)) {
+            uint64_t orientation = tiff_number(tiff, num_bytes, entry + 8, kind == SHORT_KIND ? 2 : 4);
+            return 1 <= orientation && orientation <= 8 ? (int)orientation : 1;
         }
     }
     return 1;

@@ -1,28 +1,31 @@
 """Opens one image: finds its format and size, then decodes its pixels.
 
 The size is read from the header and checked against the limits before a pixel is decoded. `mpload.images.jpeg` decodes
-JPEG, and `mpload.images.pnm` binary PGM and PPM; OpenCV decodes PNG, WebP, BMP, TIFF and GIF (first frame). The content
-determines the format, never the file's name. Colour profiles (ICC) are ignored. Alpha is dropped. Of channels with 16
-bits, the upper 8 are used; those of PGM and PPM are scaled and rounded.
+JPEG, and `mpload.images.pnm` binary PGM and PPM. OpenCV decodes PNG, WebP, BMP, TIFF and GIF (first frame), except BMP
+files that it would show in wrong colours: `mpload.images.bmp` decodes those. The content determines the format, never
+the file's name. Colour profiles (ICC) are ignored. Alpha is dropped. Of channels with 16 bits, the upper 8 are used;
+those of PGM and PPM are scaled and rounded.
 """
 
 from dataclasses import dataclass
 from io import BytesIO
-from typing import Literal, NamedTuple, Protocol
+from typing import Protocol
 
 import cv2
 import imagesize  # type: ignore[import-untyped]
 
 from mpload.errors import DecodeError
 from mpload.images.backends import Backend
+from mpload.images.bmp import bmp_pixels, has_masks
 from mpload.images.claims import PEAK_PIXEL_BYTES, Claim, unclaimed
 from mpload.images.jpeg import decode_with_opencv, open_jpeg
 from mpload.images.jpeg_header import ImageBytes
 from mpload.images.limits import Limits
 from mpload.images.pnm import pnm_format, pnm_pixels
 from mpload.images.resize import Box, Pixels, View, resize_into
+from mpload.images.tiff import TiffTag, check_whole, first_number, tiff_size, tiff_tags, with_number
 
-__all__ = ["Image", "TiffTag", "image_format", "is_image", "open_image", "tiff_tags"]
+__all__ = ["Image", "image_format", "is_image", "open_image"]
 
 _SIGNATURES = (  # first bytes of a file, and its format
     (b"\xff\xd8\xff", "JPEG"),
@@ -78,7 +81,9 @@ class Image(Protocol):
 
 
 _ANIMATION_CHUNKS = frozenset({b"acTL", b"fcTL", b"fdAT"})
+_ORIENTATION = 274  # a tag of TIFF
 _EXTRA_SAMPLES, _ASSOCIATED_ALPHA, _UNASSOCIATED_ALPHA = 338, 1, 2  # a tag of TIFF, and two values of it
+_SAMPLE_FORMAT, _SIGNED = 339, 2  # the same
 
 
 def open_image(
@@ -93,7 +98,7 @@ def open_image(
 
     Args:
         data: The bytes of one image.
-        upright: Rotate and mirror the image as its EXIF data says. A TIFF is always turned by its orientation tag.
+        upright: Rotate and mirror the image as its EXIF data says.
         limits: Which files are refused.
         backend: The JPEG decoder.
         claim: Called with a number of bytes before that much memory is allocated; returns when it is available.
@@ -110,13 +115,16 @@ def open_image(
         raise DecodeError(f"not an image: {found}. JPEG, PNG, WebP, BMP, TIFF, GIF, PGM (P5) and PPM (P6) are decoded")
     if kind in {"PGM", "PPM"}:
         return _Decoded(pnm_pixels(data, limits=limits, claim=claim), claim)
-    width, height = _tiff_size(data) if kind == "TIFF" else imagesize.get(BytesIO(data), exif_rotation=False)
+    tags = tiff_tags(data) if kind == "TIFF" else {}
+    width, height = tiff_size(tags) if kind == "TIFF" else imagesize.get(BytesIO(data), exif_rotation=False)
     limits.check_size(kind, height, width, len(data))
     if kind == "PNG":
         data = _without_animation(data)
     elif kind == "TIFF":
-        data = _without_alpha(data)
+        data = _tiff_for_opencv(data, tags, upright=upright)
     claim(PEAK_PIXEL_BYTES * height * width)
+    if kind == "BMP" and has_masks(data):
+        return _Decoded(bmp_pixels(data, limits=limits), claim)
     flags = cv2.IMREAD_COLOR if upright else cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION
     pixels = decode_with_opencv(data, flags)
     if pixels is None:
@@ -169,57 +177,23 @@ def image_format(data: ImageBytes) -> str:
     return pnm_format(start)
 
 
-class TiffTag(NamedTuple):
-    """A tag of a TIFF that holds a number.
+def _tiff_for_opencv(data: ImageBytes, tags: dict[int, TiffTag], *, upright: bool) -> ImageBytes:
+    """Return a TIFF of which OpenCV shows the stored colours, turned only if `upright`.
 
-    Attributes:
-        value: The number.
-        start: Offset in bytes of the number in the file.
-        end: Offset in bytes of its end.
-        order: The byte order of the file.
+    Raises:
+        DecodeError: A part of the file is missing, or it holds signed numbers.
     """
-
-    value: int
-    start: int
-    end: int
-    order: Literal["little", "big"]
-
-
-def tiff_tags(data: ImageBytes) -> dict[int, TiffTag]:
-    """Return the tags of the first image by their numbers. Of repeated tags the first one counts, as in libtiff."""
-    order: Literal["little", "big"] = "little" if bytes(data[:2]) == b"II" else "big"
-
-    def number(start: int, num_bytes: int) -> int:
-        return int.from_bytes(data[start : start + num_bytes], order)
-
-    directory = number(4, 4)
-    tags: dict[int, TiffTag] = {}
-    for entry in range(directory + 2, min(directory + 2 + 12 * number(directory, 2), len(data)), 12):
-        tag, num_bytes = number(entry, 2), {1: 1, 3: 2, 4: 4}.get(number(entry + 2, 2), 0)
-        if tag not in tags or not tags[tag].value:
-            start, end = entry + 8, entry + 8 + num_bytes
-            tags[tag] = TiffTag(number(start, num_bytes), start, end, order)
-    return tags
-
-
-def _tiff_size(data: ImageBytes) -> tuple[int, int]:
-    """Return width and height of the first image; 0 where a tag is missing."""
-    tags = tiff_tags(data)
-    width, height = (tags[tag].value if tag in tags else 0 for tag in (256, 257))
-    return width, height
-
-
-def _without_alpha(data: ImageBytes) -> ImageBytes:
-    """Return a TIFF whose colours OpenCV leaves as they are: it would multiply them by an alpha.
-
-    A copy says that this was done already.
-    """
-    extra = tiff_tags(data).get(_EXTRA_SAMPLES)
-    if extra is None or extra.value != _UNASSOCIATED_ALPHA or extra.start == extra.end:
-        return data
-    copy = bytearray(data)
-    copy[extra.start : extra.end] = _ASSOCIATED_ALPHA.to_bytes(extra.end - extra.start, extra.order)
-    return copy
+    check_whole(data, tags)
+    if first_number(tags, _SAMPLE_FORMAT, 1) == _SIGNED:
+        raise DecodeError(
+            "the TIFF holds signed numbers, and it is unknown which of them is white. Store unsigned ones. If they are "
+            "no colours, read them with Mask() or a callable of your own"
+        )
+    if first_number(tags, _EXTRA_SAMPLES, 0) == _UNASSOCIATED_ALPHA:  # OpenCV would multiply colours by an alpha
+        data = with_number(data, tags[_EXTRA_SAMPLES], _ASSOCIATED_ALPHA)  # a copy says that this was done already
+    if not upright and _ORIENTATION in tags:  # OpenCV always turns a TIFF
+        data = with_number(data, tags[_ORIENTATION], 1)
+    return data
 
 
 def _without_animation(data: ImageBytes) -> ImageBytes:

@@ -24,6 +24,7 @@ _MAX_SEGMENTS = 4096  # in a header; an ICC profile takes at most 255
 _FILL_STEP_BYTES = 1 << 16
 _SEGMENT = struct.Struct(">BBH").unpack_from  # 0xFF, marker, length of the segment after its marker
 _SIZE = struct.Struct(">HH").unpack_from
+_NUMBER_BYTES = {3: 2, 4: 4}  # of a number of EXIF data, by its type
 _PARSED_MARKERS = frozenset({0xC0, 0xC1, 0xDA, 0xDD, 0xE1})  # frame, frame, scan, restart interval, EXIF
 
 
@@ -49,18 +50,20 @@ class JpegHeader(NamedTuple):
 def read_header(data: ImageBytes) -> JpegHeader:
     """Read the segments before the first scan."""
     position, orientation, frame, restarts, has_one_scan, last = 2, 0, 0, False, False, len(data) - 10
+    has_stray_bytes = False
     for _ in range(_MAX_SEGMENTS):
         if position > last:
             break
         start, marker, length = _SEGMENT(data, position)
-        if start != 0xFF:
-            break
+        if start != 0xFF:  # libjpeg-turbo skips such bytes, with a warning
+            position, has_stray_bytes = _next_fill_byte(data, position), True
+            continue
         if marker == 0xFF:  # fill bytes, perhaps many
             position = _last_fill_byte(data, position)
             continue
         if marker in _PARSED_MARKERS:
             if marker == 0xDA:  # start of the first scan
-                has_one_scan = frame > 0 and data[position + 4] == data[frame + 9]
+                has_one_scan = frame > 0 and not has_stray_bytes and data[position + 4] == data[frame + 9]
                 if has_one_scan and not restarts and data[frame + 9] in {1, 3}:
                     height, width = _SIZE(data, frame + 5)
                     return JpegHeader(height, width, orientation or 1, frame, has_one_scan)
@@ -78,6 +81,14 @@ def read_header(data: ImageBytes) -> JpegHeader:
     else:
         width, height = imagesize.get(BytesIO(data), exif_rotation=False)
     return JpegHeader(height, width, orientation or 1, 0, has_one_scan)
+
+
+def _next_fill_byte(data: ImageBytes, position: int) -> int:
+    while step := bytes(data[position : position + _FILL_STEP_BYTES]):
+        if (found := step.find(b"\xff")) >= 0:
+            return position + found
+        position += len(step)
+    return position
 
 
 def _last_fill_byte(data: ImageBytes, position: int) -> int:
@@ -140,7 +151,7 @@ def _tiff_orientation(exif: bytes) -> int:
     num_entries = int.from_bytes(exif[directory : directory + 2], order)
     for entry in range(directory + 2, min(directory + 2 + 12 * num_entries, len(exif) - 11), 12):
         tag, kind = (int.from_bytes(exif[entry + at : entry + at + 2], order) for at in (0, 2))
-        if tag == 0x0112 and kind == 3:
-            orientation = int.from_bytes(exif[entry + 8 : entry + 10], order)
+        if tag == 0x0112 and kind in _NUMBER_BYTES:
+            orientation = int.from_bytes(exif[entry + 8 : entry + 8 + _NUMBER_BYTES[kind]], order)
             return orientation if 1 <= orientation <= 8 else 1
     return 1

@@ -16,17 +16,17 @@ from numpy.typing import NDArray
 from mpload.errors import DecodeError
 from mpload.images.claims import PEAK_PIXEL_BYTES, Claim
 from mpload.images.decoders import NumpyDecoder
-from mpload.images.image import tiff_tags
 from mpload.images.jpeg_header import ImageBytes
 from mpload.images.limits import Limits
 from mpload.images.pnm import pgm_values, pnm_format
+from mpload.images.tiff import check_whole, first_number, tiff_size, tiff_tags, with_number
 
 __all__ = ["stored_values"]
 
 _PNG, _NPY = b"\x89PNG\r\n\x1a\n", b"\x93NUMPY"
 _IHDR = struct.Struct(">IIBBBBB")
 _GRAY, _PALETTE = 0, 3  # colour types of PNG
-_WIDTH, _HEIGHT, _BITS, _PHOTOMETRIC = 256, 257, 258, 262  # tags of TIFF
+_BITS, _PHOTOMETRIC = 258, 262  # tags of TIFF
 _WHITE_IS_ZERO, _BLACK_IS_ZERO, _COLOR_MAP = 0, 1, 3  # values of `_PHOTOMETRIC`
 
 
@@ -139,15 +139,11 @@ def _bmp_values(data: ImageBytes, limits: Limits, claim: Claim) -> NDArray[Any]:
 
 def _tiff_values(data: ImageBytes, limits: Limits, claim: Claim) -> NDArray[Any]:
     tags = tiff_tags(data)
-    width, height, bits = (
-        tags[tag].value if tag in tags else missing for tag, missing in ((_WIDTH, 0), (_HEIGHT, 0), (_BITS, 1))
-    )
+    (width, height), bits = tiff_size(tags), first_number(tags, _BITS, 1)
     limits.check_size("TIFF", height, width, len(data))
-    kind = tags.get(_PHOTOMETRIC)
-    changed = {_COLOR_MAP, _WHITE_IS_ZERO}
-    if kind is not None and kind.value in changed and kind.start < kind.end:  # numbers of a damaged type have 0 bytes
-        data = bytearray(data)
-        data[kind.start : kind.end] = _BLACK_IS_ZERO.to_bytes(kind.end - kind.start, kind.order)
+    check_whole(data, tags)
+    if first_number(tags, _PHOTOMETRIC, _BLACK_IS_ZERO) in {_COLOR_MAP, _WHITE_IS_ZERO}:
+        data = with_number(data, tags[_PHOTOMETRIC], _BLACK_IS_ZERO)
     claim(PEAK_PIXEL_BYTES * height * width)
     values = _decoded("TIFF", data, cv2.IMREAD_UNCHANGED)
     limits.check_size("TIFF", values.shape[0], values.shape[1], len(data))

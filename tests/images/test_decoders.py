@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -108,8 +108,28 @@ def test_exif_orientation_is_honoured_in_other_formats(kind: str, options: dict[
     exif[0x0112] = 6
     data = encode(Image.fromarray(photo(40, 60, np.random.default_rng(0))), kind, exif=exif, **options)
     np.testing.assert_array_equal(ImageDecoder()(data), pillow(data))
-    if kind != "TIFF":  # a TIFF's orientation is a tag of its own and always applied
-        assert ImageDecoder(exif_orientation=False)(data).shape == (40, 60, 3)
+    assert ImageDecoder(exif_orientation=False)(data).shape == (40, 60, 3)
+
+
+@pytest.mark.parametrize("order", ["little", "big"])
+def test_an_orientation_with_32_bits_is_honoured(order: Literal["little", "big"]) -> None:
+    entry = [(0x0112, 2), (4, 2), (1, 4), (6, 4)]
+    tiff = b"".join(
+        number.to_bytes(num_bytes, order) for number, num_bytes in [(42, 2), (8, 4), (1, 2), *entry, (0, 4)]
+    )
+    exif = b"Exif\0\0" + (b"II" if order == "little" else b"MM") + tiff
+    jpeg = encode(Image.fromarray(photo(40, 60, np.random.default_rng(0))), "JPEG", exif=exif)
+    assert pillow(jpeg).shape == (60, 40, 3)
+    assert distance(ImageDecoder()(jpeg), pillow(jpeg)) <= 2
+
+
+@pytest.mark.parametrize("stray", [b"\0", b"stray", bytes(100_000)])
+def test_an_orientation_behind_stray_bytes_is_honoured(stray: bytes) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    jpeg = encode(Image.fromarray(photo(40, 60, np.random.default_rng(0))), "JPEG", exif=exif)
+    damaged = jpeg[:2] + jpeg[2:].replace(b"\xff\xe1", stray + b"\xff\xe1", 1)
+    assert distance(ImageDecoder()(damaged), ImageDecoder()(jpeg)) <= 2
 
 
 @given(exif=st.binary(max_size=60))

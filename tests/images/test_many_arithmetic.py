@@ -143,7 +143,17 @@ def jpegs(tmp_path_factory: pytest.TempPathFactory) -> list[bytes]:
     files = [path.read_bytes() for path in write_seeds(tmp_path_factory.mktemp("seeds"))]
     plain = files[0]
     tagged = [with_segments(plain, exif(number, little_endian=flag)) for number in range(10) for flag in (True, False)]
-    return [*files, *tagged]
+    long = [with_segments(plain, long_exif(number, flag)) for number in range(10) for flag in (True, False)]
+    return [*files, *tagged, *long]
+
+
+def long_exif(orientation: int, little_endian: bool) -> bytes:
+    """Return EXIF data in which the orientation has 32 bits."""
+    data = exif(orientation, little_endian=little_endian)
+    if little_endian:
+        return data.replace(b"\x12\x01\x03\0", b"\x12\x01\x04\0")
+    long = b"\x01\x12\0\x04" + (1).to_bytes(4, "big") + orientation.to_bytes(4, "big")
+    return data[:-16] + long + data[-4:]
 
 
 def compare_headers(parts: NativeParts, files: list[bytes], *, num: int, seed: int) -> int:
