@@ -7,6 +7,7 @@ own, which the kernel copies for the child when one of the two writes. They are 
 
 import ctypes
 import errno
+import functools
 import mmap
 import os
 
@@ -16,13 +17,17 @@ _MREMAP_MAYMOVE, _MREMAP_FIXED = 1, 2
 _MAP_FIXED = 0x10
 _MAP_NORESERVE = 0x4000
 _FAILED = ctypes.c_void_p(-1).value
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.mmap.restype = _libc.mremap.restype = ctypes.c_void_p
-_libc.mmap.argtypes = [
-    ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_longlong,
-]  # fmt: skip
-_libc.mremap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p]
-_libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+
+
+@functools.cache
+def _libc() -> ctypes.CDLL:  # called late: datasets import this module where there is no `mremap`, too
+    library = ctypes.CDLL(None, use_errno=True)
+    size, pointer, number = ctypes.c_size_t, ctypes.c_void_p, ctypes.c_int
+    library.mmap.restype = library.mremap.restype = pointer
+    library.mmap.argtypes = [pointer, size, number, number, number, ctypes.c_longlong]
+    library.mremap.argtypes = [pointer, size, size, number, pointer]
+    library.munmap.argtypes = [pointer, size]
+    return library
 
 
 def take_own_pages(address: int, fd: int, start: int, num_bytes: int) -> None:
@@ -40,9 +45,9 @@ def take_own_pages(address: int, fd: int, start: int, num_bytes: int) -> None:
     copy = _mapped(None, num_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE, -1, 0)
     try:
         _copy(fd, start, num_bytes, copy)
-        _check(_libc.mremap(copy, num_bytes, num_bytes, _MREMAP_MAYMOVE | _MREMAP_FIXED, address))
+        _check(_libc().mremap(copy, num_bytes, num_bytes, _MREMAP_MAYMOVE | _MREMAP_FIXED, address))
     except BaseException:
-        _libc.munmap(copy, num_bytes)
+        _libc().munmap(copy, num_bytes)
         raise
 
 
@@ -71,7 +76,7 @@ def _copy(fd: int, start: int, num_bytes: int, target: int) -> None:
 
 
 def _mapped(address: int | None, num_bytes: int, flags: int, fd: int, start: int) -> int:
-    return _check(_libc.mmap(address, num_bytes, mmap.PROT_READ | mmap.PROT_WRITE, flags, fd, start))
+    return _check(_libc().mmap(address, num_bytes, mmap.PROT_READ | mmap.PROT_WRITE, flags, fd, start))
 
 
 def _check(result: int) -> int:

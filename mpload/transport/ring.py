@@ -311,7 +311,8 @@ def _keep_lent() -> None:
         ring.keep_lent()
 
 
-os.register_at_fork(before=_keep_lent, after_in_child=_owned.clear)
+if hasattr(os, "register_at_fork"):  # missing on Windows
+    os.register_at_fork(before=_keep_lent, after_in_child=_owned.clear)
 
 
 class _Lease(np.ndarray[tuple[int], np.dtype[np.uint8]]):
