@@ -30,7 +30,8 @@ def info(folder: _Folder, *, as_json: AsJson = False) -> None:
 def verify(folder: _Folder, *, as_json: AsJson = False) -> None:
     """Check the checksum of every entry.
 
-    Exits with 1 if any entry is damaged. A loader treats a damaged entry as a miss and reads the original file.
+    Exits with 1 if any entry is damaged, or if there is no cache. A loader treats a damaged entry as a miss, and reads
+    the original file.
     """
     found = []
     for opened, about in _caches(folder):
@@ -48,7 +49,7 @@ def verify(folder: _Folder, *, as_json: AsJson = False) -> None:
         folder=folder,
         as_json=as_json,
     )
-    if any(each["num_damaged"] for each in found):
+    if not found or any(each["num_damaged"] for each in found):
         raise typer.Exit(1)
 
 

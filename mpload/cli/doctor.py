@@ -74,7 +74,7 @@ def doctor(
 
     With --pid, watches a running job instead, without disturbing it.
     """
-    check_output(html)
+    check_output(html, source=None if path is None else Path(path))
     if (path is None) == (pid is None):
         raise ArgumentError("give either a dataset or --pid: mpload doctor train.txt, or mpload doctor --pid 1234")
     if pid is not None:

@@ -61,8 +61,8 @@ def inspect(
     is_copied = is_url(path)
     lines = copy_of_url(path)[0] if is_copied else Path(path)
     report = report or _default_report(Path(lines.name) if is_copied else lines)
-    check_output(report if check else None)
-    check_picture(grid, suffixes=(".png", ".html"))
+    check_output(report if check else None, source=lines)
+    check_picture(grid, suffixes=(".png", ".html"), source=lines)
     findings: Findings | None = None
     try:
         index, is_fresh = _open(path, lines)

@@ -4,19 +4,27 @@ import importlib
 import os
 import stat
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from mpload.errors import ArgumentError, MploadError
+from mpload.index.plain_lists import BOM, MAGIC
 from mpload.index.publishing import file_at
+from mpload.units import printable
 
 __all__ = ["check_output", "check_picture", "check_plot", "is_stream"]
 
 
-def check_output(path: Path | None) -> None:
-    """Check that a file can be written to `path`. None means that no file is wanted.
+def check_output(path: Path | None, *, source: Path | None = None) -> None:
+    """Check that a file can be written to `path`, and that this replaces no index. None means that no file is wanted.
+
+    Args:
+        path: the file.
+        source: the file that the command reads.
 
     Raises:
-        ArgumentError: `path` is a folder, a device or a pipe, its parent folder is missing, or it is not writable.
+        ArgumentError: `path` is a folder, a device or a pipe, its parent folder is missing, it is not writable, or it
+            is the source or an index.
     """
     if path is None:
         return
@@ -29,6 +37,19 @@ def check_output(path: Path | None) -> None:
         raise ArgumentError(f"{path} is not writable. Name another file")
     if not os.access(file.parent, os.W_OK):  # the new file replaces the old one
         raise ArgumentError(f"{path}: the folder {file.parent} is not writable. Name a file in another folder")
+    _refuse_index(file, source, shown=printable(str(path)))
+
+
+def _refuse_index(file: Path, source: Path | None, *, shown: str) -> None:
+    """Raise `ArgumentError` if a file that is about to be replaced is the source of a command, or an index."""
+    start = b""
+    with suppress(OSError):  # it is new, or may be replaced but not read
+        if source is not None and file.samefile(source):
+            raise ArgumentError(f"{shown}: is the file that the command reads. Name another file for its output")
+        with file.open("rb") as opened:
+            start = opened.read(len(BOM) + len(MAGIC))
+    if start.removeprefix(BOM).startswith(MAGIC):
+        raise ArgumentError(f"{shown}: is an index, and is not replaced by a report. Name another file")
 
 
 def is_stream(path: Path) -> bool:
@@ -40,8 +61,8 @@ def is_stream(path: Path) -> bool:
     return stat.S_ISFIFO(mode) or stat.S_ISCHR(mode)
 
 
-def check_picture(path: Path | None, *, suffixes: Sequence[str] = (".png",)) -> None:
-    """Check that a picture can be written to `path`. None means that no picture is wanted.
+def check_picture(path: Path | None, *, suffixes: Sequence[str] = (".png",), source: Path | None = None) -> None:
+    """Check that a picture can be written to `path`, as in `check_output`. None means that no picture is wanted.
 
     Raises:
         ArgumentError: `path` does not end in one of the suffixes, or cannot be written.
@@ -49,7 +70,7 @@ def check_picture(path: Path | None, *, suffixes: Sequence[str] = (".png",)) -> 
     if path is not None and path.suffix.lower() not in suffixes:
         names = " or ".join(path.with_suffix(suffix).name for suffix in suffixes)
         raise ArgumentError(f"{path}: pictures are written as {' or '.join(suffixes)}. Name it {names}")
-    check_output(path)
+    check_output(path, source=source)
 
 
 def check_plot(path: Path | None) -> None:

@@ -44,6 +44,8 @@ def plan(
     """
     if (cores is None) != (core_us is None):
         raise ArgumentError(f"--cores and --core-us belong together, got {cores} and {core_us}. Give both or neither")
+    if bandwidth is not None and sample_size is None:
+        raise ArgumentError(f"--bandwidth {bandwidth} counts bytes, not samples. Give --sample-size too, such as 110KB")
     rate = None if iops is None else ReadRate(temperature=Temperature.COLD, concurrency=1, samples_per_second=iops)
     facts = Facts(
         job=Job(batch_size=batch_size, step_seconds=step_time, num_gpus=gpus, num_jobs=jobs),
@@ -67,5 +69,8 @@ def plan(
     if any(stage.have is not None for stage in verdict.stages):
         print(f"{verdict.headline}. {verdict.reason}.")
     else:
-        print("To compare, give --iops or --bandwidth, and --cores with --core-us; mpload doctor measures them")
+        print(
+            "To compare, give --iops, or --bandwidth with --sample-size, and --cores with --core-us; "
+            "mpload doctor measures them"
+        )
     print_remedies(tuple(advice))

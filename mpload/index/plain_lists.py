@@ -9,7 +9,7 @@ from mpload.errors import IndexFormatError
 from mpload.index.cells import INTEGER, exact_type
 from mpload.index.columns import Column, ColumnType, parse_columns
 from mpload.index.dialects import EMPTY, LABEL, MAX_LINE_BYTES, NUL, SPLIT, Dialect, Header, leaves_quote_open
-from mpload.units import printable
+from mpload.units import format_counted, printable
 
 __all__ = ["BOM", "MAGIC", "infer_header", "refuse_joined_cells"]
 
@@ -56,6 +56,7 @@ def infer_header(path: Path, head: bytes, *, joins_lines: bool) -> Header:
     split = SPLIT[dialect]
     empty = Header(columns=(), dialect=dialect)
     second = _cut(rest, joins_lines=joins_lines and is_csv)[0]
+    names: list[str] = []
     try:
         if dialect is Dialect.BLANKS:
             columns = _guess_blanks(first, second)
@@ -63,19 +64,26 @@ def infer_header(path: Path, head: bytes, *, joins_lines: bool) -> Header:
             texts = split(empty, first)
             if len(texts) == 1:
                 _refuse_other_separator(first, second, dialect)
-            names: list[str] = []
             if _is_header(texts, lambda: split(empty, second)):
                 names = [re.sub(r"\W+|^(?=\d)", "_", text.strip()) or f"column{n}" for n, text in enumerate(texts, 1)]
                 position += len(first) + 1
                 num_lines += 1 + first.count(b"\n")
-                texts = split(empty, second)
                 if not rest.strip():
                     raise ValueError(EMPTY)
-            others = (f"column{n}" for n in range(3, len(texts) + 1))
-            columns = _guess_columns(names or ["image", "label", *others], texts)
+                # A blank line is an error when it is read.
+                texts = split(empty, second) if second.strip() else [""] * len(names)
+                _refuse_other_length(names, texts)
+            columns = _guess_columns(names or _names_of_places(len(texts)), texts)
     except ValueError as error:
         raise IndexFormatError(f"{path}:{num_lines + 1}: {error}") from error
-    return Header(columns=columns, dialect=dialect, body_bytes=position, num_lines=num_lines, is_inferred=True)
+    return Header(
+        columns=columns,
+        dialect=dialect,
+        body_bytes=position,
+        num_lines=num_lines,
+        is_inferred=True,
+        has_names=bool(names),
+    )
 
 
 def _is_header(first: Sequence[str], read_second: Callable[[], Sequence[str]]) -> bool:
@@ -92,6 +100,21 @@ def _is_header(first: Sequence[str], read_second: Callable[[], Sequence[str]]) -
     except ValueError:  # raised again when the line is read
         return False
     return len(first) == len(second) and any(map(_FILE.search, second))
+
+
+def _names_of_places(num_columns: int) -> list[str]:
+    """Return the names of the columns of a list that does not name them."""
+    return ["image", LABEL, *(f"column{number}" for number in range(3, num_columns + 1))][:num_columns]
+
+
+def _refuse_other_length(names: Sequence[str], texts: Sequence[str]) -> None:
+    """Raise `ValueError` if the first sample has another number of cells than there are names."""
+    if len(names) != len(texts):
+        row, header = (printable(", ".join(cells)[:80]) for cells in (texts, names))
+        raise ValueError(
+            f"has {format_counted(len(texts), 'cell')} ({row}), but the line of names has {len(names)} ({header}). "
+            "Give every cell a name, and every name a cell"
+        )
 
 
 def _has_known_name(cells: Sequence[str]) -> bool:
@@ -114,16 +137,24 @@ def _refuse_other_separator(first: bytes, second: bytes, dialect: Dialect) -> No
 
 
 def refuse_joined_cells(path: Path, header: Header, root: str) -> None:
-    """Raise `IndexFormatError` if lines of a list of paths seem to have cells that its dialect does not separate.
+    """Raise `IndexFormatError` if cells of a list seem to be taken for paths, but are not.
 
-    That is so if none of the first lines is the path of a file, but the part before a separator is.
+    That is so if none of the first lines is the path of a file, but the part before a separator is: its dialect does
+    not separate its cells. It is also so if the first cell of a list without names is a number, and another one looks
+    like the name of a file.
 
     Args:
         path: the list.
         header: its header. Nothing is checked if its columns were declared.
-        root: the folder that the paths are relative to. Nothing is checked if it is a URL.
+        root: the folder that the paths are relative to. If it is a URL, no files are looked for.
     """
-    if not header.is_inferred or header.dialect is Dialect.TAB or len(header.columns) > 1 or "://" in root:
+    if not header.is_inferred:
+        return
+    if len(header.columns) > 1:
+        if not header.has_names:
+            _refuse_number(path, header, root)
+        return
+    if header.dialect is Dialect.TAB or "://" in root:
         return
     with path.open("rb") as file:
         file.seek(header.body_bytes)
@@ -143,6 +174,28 @@ def refuse_joined_cells(path: Path, header: Header, root: str) -> None:
                     f"The line seems to have cells separated by {kind}, but {_rule(header.dialect)}. "
                     f"{_remedy(separator, header.dialect)}"
                 )
+
+
+def _refuse_number(path: Path, header: Header, root: str) -> None:
+    """Raise `IndexFormatError` if the first path of a list without names is a number, and another cell is a path."""
+    with path.open("rb") as file:
+        file.seek(header.body_bytes)
+        line = file.readline(MAX_LINE_BYTES).removesuffix(b"\n")
+    try:
+        texts = SPLIT[header.dialect](header, line)
+    except ValueError:  # raised again when the line is read
+        return
+    number = next((number for number, text in enumerate(texts) if _FILE.search(text)), 0)
+    if number == 0 or not INTEGER.fullmatch(texts[0]) or ("://" not in root and _is_file(root, texts[0])):
+        return
+    columns = [f"column{place}:{exact_type(text)}" for place, text in enumerate(texts, 1)]
+    columns[0] = f"{LABEL}:int" if len(texts) == 2 else "number:str"
+    columns[number] = "image:path"
+    raise IndexFormatError(
+        f"{path}:{header.num_lines + 1}: the first cell, '{printable(texts[0])}', is no path, but "
+        f"'{printable(texts[number])}' looks like one. Name the columns when you make an index, such as: "
+        f'mpload index FILE --columns "{" ".join(columns)}", or build_index(columns=...)'
+    )
 
 
 def _is_file(root: str, name: str) -> bool:
@@ -179,9 +232,9 @@ def _guess_columns(names: list[str], texts: list[str]) -> tuple[Column, ...]:
     """Infer the type of each column of a plain list from its first cell. Exactly one column becomes the path."""
     paths = [number for number, name in enumerate(names) if name.lower() in _PATH_NAMES]
     paths = paths or [number for number, text in enumerate(texts) if _FILE.search(text)] or [0]
-    cells = zip(names, texts, strict=False)
+    cells = zip(names, texts, strict=True)
     types = [ColumnType.PATH if number == paths[0] else _type_of(*cell) for number, cell in enumerate(cells)]
-    return parse_columns(" ".join(f"{name}:{kind}" for name, kind in zip(names, types, strict=False)))
+    return parse_columns(" ".join(f"{name}:{kind}" for name, kind in zip(names, types, strict=True)))
 
 
 def _type_of(name: str, text: str) -> ColumnType:

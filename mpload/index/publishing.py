@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import BinaryIO
 
 from mpload.errors import ArgumentError, MploadError, StorageError
+from mpload.index.plain_lists import BOM, MAGIC
 from mpload.units import MIB, printable
 
 __all__ = ["check_out", "declared_root", "file_at", "new_file", "new_path"]
 
-_INDEX = b"#mpload"
 _KINDS = {
     stat.S_IFDIR: "a directory",
     stat.S_IFCHR: "a character device",
@@ -49,9 +49,10 @@ def check_out(out: Path, sources: list[Path]) -> None:
 def _is_index_or_empty(path: Path) -> bool:
     try:
         with path.open("rb") as file:
-            return file.read(len(_INDEX)) in {b"", _INDEX}
+            start = file.read(len(BOM) + len(MAGIC)).removeprefix(BOM)
     except OSError:  # it cannot be read, but perhaps replaced
         return True
+    return not start or start.startswith(MAGIC)
 
 
 def file_at(path: Path) -> Path:

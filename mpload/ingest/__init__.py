@@ -29,6 +29,7 @@ lists           plain lists, CSV files and existing indexes
 rows            Rows, the result of opening a source: columns, root, cells, and a count of what was left out
 grouping        groups the members of a shard into samples
 signatures      recognises image files by their first bytes
+unmatched       counts files that no other file has the name of, such as labels without an image
 sorting         sorts more names than fit in memory
 ```
 

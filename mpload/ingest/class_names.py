@@ -6,6 +6,7 @@ from dataclasses import replace
 from mpload.errors import ArgumentError, MploadError, StorageError
 from mpload.index.columns import Cell, Column, ColumnType
 from mpload.ingest.rows import Rows
+from mpload.units import printable
 
 __all__ = ["class_names", "with_labels"]
 
@@ -22,13 +23,16 @@ def class_names(rows: Rows, column: str) -> tuple[str, ...]:
     Memory: the names. Iterates over the cells of `rows`.
 
     Raises:
-        ArgumentError: There is no such column of text or integers, or there are more than a million names.
+        ArgumentError: There is no such column of text or integers, a cell is empty, or there are more than a million
+            names.
     """
     place = _place_of(rows, column)
     if column in rows.names:
         return rows.names[column]
     names = set()
-    for cells in rows.cells:
+    for number, cells in enumerate(rows.cells):
+        if cells[place] not in names:
+            _refuse_empty(rows, place, number, cells)
         names.add(cells[place])
         if len(names) > _MAX_CLASSES:
             raise ArgumentError(
@@ -49,6 +53,10 @@ def with_labels(
         column: the column that names the classes.
         names: the names of the classes.
         unknown: returns the error for a name that is not among them.
+
+    Raises:
+        ArgumentError: There is no such column, or there is another column `label`. Iterating over the cells raises it
+            if one is empty.
     """
     place = _place_of(rows, column)
     if any(other.name == _LABEL for number, other in enumerate(rows.columns) if number != place):
@@ -63,13 +71,26 @@ def with_labels(
     numbers = {name: number for number, name in enumerate(names)}
 
     def cells() -> Iterator[Sequence[Cell]]:
-        for row in rows.cells:
+        for sample, row in enumerate(rows.cells):
             name = str(row[place])
-            if name not in numbers:
+            if name not in numbers or not name.strip():  # an old index may have a class without a name
+                _refuse_empty(rows, place, sample, row)
                 raise _gained(name) if unknown is None else unknown(name)
             yield [numbers[name] if number == place else cell for number, cell in enumerate(row)]
 
     return replace(rows, columns=columns, cells=cells(), classes=tuple(names))
+
+
+def _refuse_empty(rows: Rows, place: int, sample: int, cells: Sequence[Cell]) -> None:
+    """Raise `ArgumentError` if the cell that should name the class of a sample is empty, as for a missing value."""
+    if str(cells[place]).strip():
+        return
+    files = [str(cell) for column, cell in zip(rows.columns, cells, strict=True) if column.type.is_source][:1]
+    raise ArgumentError(
+        f"column {rows.columns[place].name!r} names no class for sample {sample} "
+        f"({', '.join(['counted from 0', *map(printable, files)])}): its cell is empty. Leave such rows out of the "
+        "source, or give them a name"
+    )
 
 
 def _gained(name: str) -> StorageError:

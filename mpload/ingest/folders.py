@@ -100,7 +100,7 @@ def open_folder(
         return Rows(
             columns=rename_columns(found if beside is None else found + beside.columns, columns),
             root=base,
-            cells=cells if beside is None else beside.add_to(cells, prefix=prefix, root=base),
+            cells=cells if beside is None else beside.add_to(cells, prefix=prefix, root=base, left_out=walk.left_out),
             classes=classes,
             left_out=walk.left_out,
         )

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
-from mpload.errors import IndexFormatError
-from mpload.index.columns import Cell, Column, ColumnType, parse_columns, path_of
+from mpload.errors import ArgumentError, IndexFormatError
+from mpload.index.columns import Cell, Column, ColumnType, format_columns, parse_columns, path_of
 from mpload.index.dialects import OpenQuoteError, leaves_quote_open
 from mpload.index.opening import is_outside, root_of
 from mpload.index.plain_lists import refuse_joined_cells
@@ -84,7 +84,8 @@ def open_list(
 
     Args:
         path: the text.
-        columns: names and types that replace those declared in the text or inferred from it.
+        columns: names and types of the columns. If the text names its columns, and all these names are among them, they
+            select columns in any order. Otherwise they replace those declared in the text or inferred from it.
         root: the folder or URL that the paths are relative to. It replaces the text's own root. If neither is given and
             the list begins with a URL, the root is its server or bucket.
         prefix: prepended to every relative path, to make it relative to a parent of the root.
@@ -92,31 +93,35 @@ def open_list(
             classes.
 
     Raises:
+        ArgumentError: `columns` do not fit the names in the text.
         IndexNotFoundError: there is no file at `path`.
         IndexFormatError: the text is empty, a line is broken, a path leads outside the root, or the cells of a list
             are separated in another way.
         StorageError: the text cannot be opened.
     """
     header = read_header(path, joins_lines=True)
-    if columns is not None:
-        header = replace(header, columns=parse_columns(columns), is_inferred=False)
+    header, places = _declared(path, header, columns)
     label = header.label_column
     names = {header.columns[label].name: header.classes} if label is not None and header.classes else {}
     if text is not None and text not in names:
         header = replace(
             header, columns=tuple(_as_text(each) if each.name == text else each for each in header.columns)
         )
-    sources = [number for number, column in enumerate(header.columns) if column.type.is_source]
+    chosen = tuple(header.columns[place] for place in places)
+    sources = [number for number, column in enumerate(chosen) if column.type.is_source]
     if root is not None:
         base = absolute(root)
     else:
-        base = (None if header.root else _first_server(path, header, sources)) or root_of(path, header)
+        base = (
+            None if header.root else _first_server(path, header, [places[number] for number in sources])
+        ) or root_of(path, header)
     if is_url(base):
         check_url(base)
     refuse_joined_cells(path, header, base)
 
     def cells() -> Iterator[list[Cell]]:
-        for line_number, cells in _samples(path, header):
+        for line_number, found in _samples(path, header):
+            cells = [found[place] for place in places]
             try:
                 for number in sources:
                     if is_url(path_of(cells[number])):
@@ -129,7 +134,40 @@ def open_list(
                 raise IndexFormatError(f"{path}:{line_number}: {error}") from error
             yield cells
 
-    yield Rows(columns=header.columns, root=base, cells=cells(), classes=header.classes, names=names)
+    yield Rows(columns=chosen, root=base, cells=cells(), classes=header.classes, names=names)
+
+
+def _declared(path: Path, header: Header, columns: str | None) -> tuple[Header, Sequence[int]]:
+    """Return a header with the names and types in `columns`, and the place of each of them among its columns.
+
+    Columns of the text that are left out are read as texts, so that whatever they hold is no error.
+    """
+    if columns is None:
+        return header, range(len(header.columns))
+    wanted = parse_columns(columns)
+    if not header.has_names:
+        return replace(header, columns=wanted, is_inferred=False), range(len(wanted))
+    places = _places_of(path, header, wanted)
+    declared = [replace(column, type=ColumnType.STR) for column in header.columns]
+    for place, column in zip(places, wanted, strict=True):
+        declared[place] = column
+    label = replace(header, columns=wanted).label_column
+    keeps_label = label is not None and places[label] == header.label_column
+    classes = header.classes if keeps_label else ()
+    return replace(header, columns=tuple(declared), classes=classes, is_inferred=False), places
+
+
+def _places_of(path: Path, header: Header, wanted: tuple[Column, ...]) -> Sequence[int]:
+    """Return the place of each wanted column among those of a text: that of its name, or its own if it is renamed."""
+    known = {column.name: place for place, column in enumerate(header.columns)}
+    if all(column.name in known for column in wanted):
+        return [known[column.name] for column in wanted]
+    if len(wanted) == len(known) and all(known.get(each.name, place) == place for place, each in enumerate(wanted)):
+        return range(len(wanted))
+    raise ArgumentError(
+        f"{path}: columns '{format_columns(wanted)}' do not fit its own, '{format_columns(header.columns)}'. Select "
+        "some of these by their names, in any order, or rename them: give all of them, in this order"
+    )
 
 
 def _as_text(column: Column) -> Column:

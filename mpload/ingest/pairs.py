@@ -18,6 +18,7 @@ from mpload.index.columns import Cell, Column, ColumnType, parse_columns
 from mpload.index.opening import is_outside
 from mpload.ingest.folder_options import FolderOptions
 from mpload.ingest.rows import LeftOut, Reason
+from mpload.ingest.unmatched import count_unmatched, in_any_case
 from mpload.units import printable
 
 __all__ = ["CAPTION", "Beside", "belongs_to_image", "captions_of", "pair_of_folders"]
@@ -26,6 +27,7 @@ CAPTION = ".txt"
 """The extension of captions."""
 _IMAGES = "images"
 _MASKS = "masks"
+_ARRAY = ".npy"
 _PAIR = [ColumnType.PATH, ColumnType.PATH]
 
 
@@ -39,6 +41,10 @@ class Beside:
     """The pattern of each column."""
     next_step: str = "Correct the pattern, or index images without it separately"
     """What to do if a file is missing."""
+    masks: str | None = None
+    """The folder of masks, whose files should all belong to an image; None if other files may lie among them."""
+    extensions: tuple[str, ...] = ()
+    """Extensions of images."""
 
     @property
     def columns(self) -> tuple[Column, ...]:
@@ -81,10 +87,28 @@ class Beside:
             found.append(os.path.relpath(full, self._base(root)))
         return found
 
-    def add_to(self, rows: Iterator[Sequence[Cell]], *, prefix: str, root: str) -> Iterator[list[Cell]]:
-        """Yield each row with the paths of its files. `prefix` leads from the root to the folder of images."""
+    def add_to(
+        self, rows: Iterator[Sequence[Cell]], *, prefix: str, root: str, left_out: LeftOut
+    ) -> Iterator[list[Cell]]:
+        """Yield each row with the paths of its files, then count masks that belong to no image.
+
+        Args:
+            rows: the rows. The first cell is the path of the image.
+            prefix: leads from the root to the folder of images.
+            root: the root of the index, which has passed `check_root`.
+            left_out: counts masks without an image.
+        """
         for cells in rows:
             yield [*cells, *self.paths(str(cells[0])[len(prefix) :], root)]
+        if self.masks is not None:
+            count_unmatched(
+                left_out,
+                Reason.MASK_ALONE,
+                folder=self.masks,
+                endings=(*self.extensions, _ARRAY),
+                partners=self.folder,
+                partner_endings=in_any_case(self.extensions),
+            )
 
     def _base(self, root: str) -> str:
         return self.folder if "://" in root else root
@@ -108,7 +132,7 @@ def pair_of_folders(folder: Path, options: FolderOptions, columns: str | None) -
     if found != {_IMAGES, _MASKS}:
         return None
     names = (name for _, _, files in os.walk(folder / _MASKS) for name in sorted(files) if not name.startswith("."))
-    name = next((name for name in names if name.lower().endswith((*options.extensions, ".npy"))), None)
+    name = next((name for name in names if name.lower().endswith((*options.extensions, _ARRAY))), None)
     if name is None:
         return None
     pattern = f"../{_MASKS}/{{}}{os.path.splitext(name)[1]}"  # noqa: PTH122
@@ -116,6 +140,8 @@ def pair_of_folders(folder: Path, options: FolderOptions, columns: str | None) -
         folder=str(folder / _IMAGES),
         patterns={"mask": pattern},
         next_step="Add the mask or delete the image. If these are two classes, give columns='image:path label:int'",
+        masks=str(folder / _MASKS),
+        extensions=options.extensions,
     )
 
 

@@ -40,6 +40,7 @@ _COMPRESSED_STARTS = {
 }
 _MAX_LABEL_MEMBER_BYTES = 16 * MIB
 _BLOCK_BYTES = 512
+_MAX_PADDING_BYTES = 4 * MIB  # of zeros after the end of an archive
 
 
 @contextmanager
@@ -113,7 +114,7 @@ def _samples(shard: str, path: str, extensions: tuple[str, ...], left_out: LeftO
 
 def _named(shard: str, path: str, file: BinaryIO, extensions: tuple[str, ...], left_out: LeftOut) -> Iterator[Member]:
     """Yield the members that are images, labels or attached files."""
-    for member in _members(shard, file):
+    for member in _members(shard, file, left_out):
         key, extension = split_name(member.name)
         name = member.name
         cell = Span(path, member.offset_data, member.size)
@@ -132,7 +133,7 @@ def _named(shard: str, path: str, file: BinaryIO, extensions: tuple[str, ...], l
             left_out.add(Reason.MEMBER, f"{shard}: {name}")
 
 
-def _members(shard: str, file: BinaryIO) -> Iterator[tarfile.TarInfo]:
+def _members(shard: str, file: BinaryIO, left_out: LeftOut) -> Iterator[tarfile.TarInfo]:
     with tarfile.open(fileobj=file, mode="r:") as tar:
         while (member := tar.next()) is not None:
             tar.members = []  # type: ignore[attr-defined]  # otherwise it would keep all members
@@ -144,6 +145,22 @@ def _members(shard: str, file: BinaryIO) -> Iterator[tarfile.TarInfo]:
         raise StorageError(f"{printable(shard)}: ends at byte {tar.offset} without an end-of-archive marker. {_COPY}")
     if marker.strip(b"\0"):
         raise StorageError(f"{printable(shard)}: has no valid member header at byte {tar.offset}. {_COPY}")
+    if _is_archive_next(file):
+        left_out.add(Reason.JOINED, shard)
+
+
+def _is_archive_next(file: BinaryIO) -> bool:
+    """Whether the next block that is not zeros is the header of a member, as in tars that `cat` has joined."""
+    end = file.tell() + _MAX_PADDING_BYTES
+    while file.tell() < end and (data := file.read(_BLOCK_BYTES * 128)):
+        if rest := data.lstrip(b"\0"):
+            start = (len(data) - len(rest)) // _BLOCK_BYTES * _BLOCK_BYTES
+            try:
+                tarfile.TarInfo.frombuf(data[start : start + _BLOCK_BYTES], tarfile.ENCODING, "surrogateescape")
+            except tarfile.TarError:
+                return False
+            return True
+    return False
 
 
 _COPY = "Is it a complete copy? Copy or write it again"

@@ -16,14 +16,17 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any, Never
 from xml.etree import ElementTree as ET
 
 from mpload.errors import ArgumentError, StorageError
 from mpload.index.columns import Cell, parse_columns
-from mpload.ingest.rows import Rows, choose_columns, root_and_prefix
+from mpload.ingest.folder_options import IMAGE_EXTENSIONS
+from mpload.ingest.rows import LeftOut, Reason, Rows, choose_columns, root_and_prefix
 from mpload.ingest.sorting import sorted_strings
+from mpload.ingest.unmatched import count_unmatched
 from mpload.units import MIB, printable
 
 __all__ = ["is_voc_folder", "is_voc_set", "open_voc"]
@@ -59,6 +62,8 @@ def open_voc(
         columns: other names for the columns, or a selection of them.
         root: a parent folder that the paths are relative to; the folder of Pascal VOC by default.
 
+    Images of a folder without an XML file are counted as left out.
+
     Memory: constant, apart from the names of the classes. Each XML file is read twice.
 
     Raises:
@@ -84,8 +89,10 @@ def open_voc(
         return [made[number] for number in numbers]
 
     if path.is_dir():
+        left_out = LeftOut()
         with sorted_strings(_stems(folder), folder=scratch) as stems:
-            yield Rows(columns=chosen, root=base, cells=map(cells, stems), classes=tuple(names))
+            every = chain(map(cells, stems), _count_images(folder, left_out))
+            yield Rows(columns=chosen, root=base, cells=every, classes=tuple(names), left_out=left_out)
     else:
         yield Rows(
             columns=chosen, root=base, cells=map(cells, _listed(path)), classes=() if has_masks else tuple(names)
@@ -100,6 +107,19 @@ def _stems(folder: Path) -> Iterator[str]:
                     yield entry.name.removesuffix(".xml")
     except OSError as error:
         raise _unreadable(folder / _XMLS, error) from error
+
+
+def _count_images(folder: Path, left_out: LeftOut) -> Iterator[list[Cell]]:
+    """Count images without an XML file, once this is iterated over. Yield nothing."""
+    count_unmatched(
+        left_out,
+        Reason.IMAGE_ALONE,
+        folder=str(folder / _IMAGES),
+        endings=IMAGE_EXTENSIONS,
+        partners=str(folder / _XMLS),
+        partner_endings=(".xml",),
+    )
+    yield from ()
 
 
 def _names(folder: Path) -> list[str]:
@@ -147,6 +167,8 @@ def _read(path: Path) -> dict[str, Any]:
         top = ET.fromstring(data)  # noqa: S314  without a document type there are no entities
     except (ET.ParseError, ValueError, LookupError) as error:  # LookupError: an unknown encoding
         _fail(path, f"is not XML: {error}")
+    for element in top.iter():
+        element.tag = element.tag.rpartition("}")[2]  # without the namespace
     made: dict[str, Any] = {}
     sides = [_number(path, top, f"size/{side}", default=0) for side in ("width", "height")]
     if all(sides):

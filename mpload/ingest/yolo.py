@@ -20,7 +20,8 @@ from mpload.index.columns import Cell, parse_columns
 from mpload.index.label_lines import LabelLine, read_label_line
 from mpload.ingest.folder_options import FolderOptions
 from mpload.ingest.folders import open_folder
-from mpload.ingest.rows import Rows, choose_columns, root_and_prefix
+from mpload.ingest.rows import Reason, Rows, choose_columns, root_and_prefix
+from mpload.ingest.unmatched import count_unmatched, in_any_case
 from mpload.ingest.yolo_yaml import Description, describe_labels, read_text
 from mpload.units import printable
 
@@ -71,6 +72,8 @@ def open_yolo(
 
     Warns:
         MploadWarning: `classes.txt` has other names than the YAML file.
+
+    Texts of labels without an image are counted as left out.
     """
     chosen, numbers = choose_columns(parse_columns("image:path boxes:str"), columns)
     description = describe_labels(folder)
@@ -80,17 +83,25 @@ def open_yolo(
         images, options=options, scratch=scratch, columns="image:path", root=images, confined_to=base
     ) as rows:
 
-        def cells(image: str) -> list[Cell]:
-            stem = os.path.splitext(image)[0]  # noqa: PTH122
-            path = f"{prefix}{_IMAGES}/{image}"
-            return [
-                path if number == 0 else _objects(folder / _LABELS / f"{stem}.txt", description) for number in numbers
-            ]
+        def cells() -> Iterator[list[Cell]]:
+            for (image,) in rows.cells:
+                stem = os.path.splitext(str(image))[0]  # noqa: PTH122
+                path = f"{prefix}{_IMAGES}/{image}"
+                text = folder / _LABELS / f"{stem}.txt"
+                yield [path if number == 0 else _objects(text, description) for number in numbers]
+            count_unmatched(
+                rows.left_out,
+                Reason.LABELS_ALONE,
+                folder=f"{folder}/{_LABELS}",
+                endings=(".txt",),
+                partners=images,
+                partner_endings=in_any_case(options.extensions),
+            )
 
         yield Rows(
             columns=chosen,
             root=base,
-            cells=(cells(str(image)) for (image,) in rows.cells),
+            cells=cells(),
             classes=description.classes,
             left_out=rows.left_out,
         )

@@ -55,7 +55,10 @@ def test_the_doctor_says_what_the_users_module_raised_and_where(tmp_path: Path, 
 
 def test_a_plan_of_a_step_alone_names_the_options_that_are_missing(tmp_path: Path) -> None:
     ran = mpload("plan", "--batch-size", "8", "--step-time", "0.1", cwd=tmp_path)
-    assert "give --iops or --bandwidth, and --cores with --core-us" in ran.stdout
+    assert "give --iops, or --bandwidth with --sample-size, and --cores with --core-us" in ran.stdout
+    ran = mpload("plan", "--batch-size", "8", "--step-time", "0.1", "--bandwidth", "50MB", cwd=tmp_path)
+    assert (ran.returncode, ran.stdout) == (2, "")
+    assert "--bandwidth 50MB counts bytes, not samples. Give --sample-size too" in ran.stderr
     ran = mpload("plan", "--batch-size", "8", "--step-time", "0", cwd=tmp_path)
     assert ran.returncode == 2
     assert "--step-time" in ran.stderr

@@ -48,13 +48,14 @@ def test_a_link_stays_and_the_permissions_of_its_file_are_kept(command: str, fol
     name = "out.png" if command in {"inspect --grid", "monitor --plot"} else "out.txt"
     (tmp_path / "disk").mkdir()
     link, target = tmp_path / name, tmp_path / "disk" / name
-    target.write_bytes(b"old")
+    old = b"old" if command.startswith(("inspect", "monitor")) else b"#mpload 1\n#columns image:path\nold.jpg\n"
+    target.write_bytes(old)
     target.chmod(0o640)
     link.symlink_to(target)
     code, errors = run(COMMANDS[command], link, folder)
     assert code == (command == "inspect --report"), errors
     assert link.readlink() == target
-    assert target.read_bytes() not in {b"", b"old"}
+    assert target.read_bytes() not in {b"", old}
     assert stat.S_IMODE(target.stat().st_mode) == 0o640
 
 
@@ -96,3 +97,37 @@ def test_findings_are_not_written_into_a_device(tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match="is a named pipe"):
         write_findings([], tmp_path / "pipe")
     assert (tmp_path / "pipe").is_fifo()
+
+
+REPORTS = {
+    "inspect --report": ["inspect", "all.txt", "--check", "--report", "OUT"],
+    "inspect --grid": ["inspect", "all.txt", "--tiles", "1", "--grid", "OUT"],
+    "doctor --html": ["doctor", "all.txt", "--html", "OUT"],
+    "monitor --csv": ["monitor", "--csv", "OUT", "--", "true"],
+    "monitor --parquet": ["monitor", "--parquet", "OUT", "--", "true"],
+}
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("command", REPORTS)
+def test_a_report_never_replaces_an_index(command: str, folder: Path, tmp_path: Path) -> None:
+    other = tmp_path / ("other.png" if command == "inspect --grid" else "other.txt")
+    other.write_bytes(b"\xef\xbb\xbf#mpload 1\n#columns image:path\nx.jpg\n")
+    before = other.read_bytes()
+    code, errors = run(REPORTS[command], other, folder)
+    assert (code, errors.count("\n")) == (2, 1), errors
+    assert f"{other}: is an index, and is not replaced by a report. Name another file" in errors
+    assert other.read_bytes() == before
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("command", ["inspect --report", "doctor --html"])
+def test_a_report_never_replaces_the_list_that_a_command_reads(command: str, tmp_path: Path) -> None:
+    make_photo_tree(tmp_path / "photos", num_images=2, num_classes=1, seed=0)
+    names = "".join(f"{path.relative_to(tmp_path)} 0\n" for path in tmp_path.rglob("*.jpg"))
+    (tmp_path / "all.txt").write_text(names)
+    (tmp_path / "link").symlink_to("all.txt")
+    code, errors = run(REPORTS[command], tmp_path / "link", tmp_path)
+    assert (code, errors.count("\n")) == (2, 1), errors
+    assert "link: is the file that the command reads. Name another file" in errors
+    assert (tmp_path / "all.txt").read_text() == names

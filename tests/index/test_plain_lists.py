@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpload import build_index, open_index
-from mpload.errors import IndexFormatError
+from mpload.errors import ArgumentError, IndexFormatError
 from mpload.index.columns import ColumnType
 from mpload.index.dialects import leaves_quote_open
 from tests.support.ingested import cells, columns_of
@@ -193,3 +193,120 @@ def test_names_with_blanks_and_semicolons_are_still_names(tmp_path: Path, name: 
     (tmp_path / name).write_text(text)
     assert cells(tmp_path / name) == [(each,) for each in names]
     assert cells(build_index(tmp_path / name, tmp_path / "made.txt")) == [(each,) for each in names]
+
+
+NAMED = "path,label,n\na.jpg,1,x\nb.jpg,0,y\n"
+"""A list with a header. Its last column cannot be read as numbers."""
+
+
+@pytest.mark.parametrize("name", ["x.csv", "x.tsv", "x.txt"])
+@pytest.mark.parametrize(
+    ("columns", "expected"),
+    [
+        ("path:path n:str label:int", [("a.jpg", "x", 1), ("b.jpg", "y", 0)]),
+        ("label:int path:path", [(1, "a.jpg"), (0, "b.jpg")]),
+        ("path:path", [("a.jpg",), ("b.jpg",)]),
+        ("path:path label:str n:str", [("a.jpg", "1", "x"), ("b.jpg", "0", "y")]),
+    ],
+)
+def test_columns_select_those_of_a_header_by_name(
+    tmp_path: Path, name: str, columns: str, expected: list[tuple[object, ...]]
+) -> None:
+    path, made = tmp_path / name, tmp_path / "made.txt"
+    text = NAMED if name == "x.csv" else NAMED.replace(",", "\t")
+    if name == "x.txt":
+        text = text.replace("path\tlabel\tn", "#mpload 1\n#columns path:path label:int n:str\n#classes dog\tcat")
+    path.write_text(text)
+    assert cells(build_index(path, made, columns=columns)) == expected
+    assert columns_of(made) == columns
+    assert open_index(made).classes == (("dog", "cat") if name == "x.txt" and "label:int" in columns else ())
+
+
+def test_classes_stay_with_the_column_that_they_name(tmp_path: Path) -> None:
+    path, made = tmp_path / "x.txt", tmp_path / "made.txt"
+    path.write_text("#mpload 1\n#columns path:path label:int n:int\n#classes dog\tcat\na.jpg\t1\t7\n")
+    assert cells(build_index(path, made, columns="n:int path:path")) == [(7, "a.jpg")]
+    assert open_index(made).classes == ()
+    assert cells(build_index(path, made, columns="n:int label:int path:path")) == [(7, 1, "a.jpg")]
+    assert open_index(made).classes == ("dog", "cat")
+
+
+def test_all_columns_of_a_header_may_be_renamed_in_their_order(tmp_path: Path) -> None:
+    path, made = tmp_path / "x.csv", tmp_path / "made.txt"
+    path.write_text(NAMED)
+    assert cells(build_index(path, made, columns="photo:path label:int word:str"))[0] == ("a.jpg", 1, "x")
+    assert columns_of(made) == "photo:path label:int word:str"
+
+
+@pytest.mark.parametrize(
+    "columns", ["photo:path label:int", "photo:path n:str label:int", "path:path n:str x:int y:int"]
+)
+def test_columns_that_neither_select_nor_rename_are_refused(tmp_path: Path, columns: str) -> None:
+    path = tmp_path / "x.csv"
+    path.write_text(NAMED)
+    message = f"x.csv: columns '{columns}' do not fit its own, 'path:path label:int n:str'. Select some of these by"
+    with pytest.raises(ArgumentError, match=re.escape(message)):
+        build_index(path, tmp_path / "made.txt", columns=columns)
+    assert not (tmp_path / "made.txt").exists()
+
+
+@pytest.mark.parametrize("columns", ["label:int image:path", "a:str b:path"])
+def test_columns_of_a_list_without_names_are_named_by_place(tmp_path: Path, columns: str) -> None:
+    path = tmp_path / "x.csv"
+    path.write_text("7,a.jpg\n8,b.jpg\n")
+    build_index(path, tmp_path / "made.txt", columns=columns)
+    assert columns_of(tmp_path / "made.txt") == columns
+
+
+@pytest.mark.parametrize("ending", ["csv", "tsv"])
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "path,caption,label\na.jpg,1\n",
+            "2: has 2 cells (a.jpg, 1), but the line of names has 3 (path, caption, label)",
+        ),
+        ("# made\npath,label\n0,a.jpg,1\n", "3: has 3 cells (0, a.jpg, 1), but the line of names has 2 (path, label)"),
+    ],
+)
+def test_a_header_with_more_or_fewer_names_than_cells_is_an_error(
+    tmp_path: Path, ending: str, text: str, message: str
+) -> None:
+    path = tmp_path / f"x.{ending}"
+    path.write_text(text if ending == "csv" else text.replace(",", "\t"))
+    message = re.escape(f"x.{ending}:{message}. Give every cell a name, and every name a cell")
+    with pytest.raises(IndexFormatError, match=message):
+        open_index(path)
+    with pytest.raises(IndexFormatError, match=message):
+        build_index(path, tmp_path / "made.txt")
+
+
+def test_a_blank_line_below_a_header_is_named_as_such(tmp_path: Path) -> None:
+    (tmp_path / "x.csv").write_text("path,label\n\na.jpg,1\n")
+    with pytest.raises(IndexFormatError, match=r"x\.csv:2: is blank"):
+        open_index(tmp_path / "x.csv")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "columns"),
+    [
+        ("x.csv", "0,im/a.jpg\n1,im/b.jpg\n", "label:int image:path"),
+        ("x.csv", "0,im/a.jpg,3\n1,im/b.jpg,4\n", "number:str image:path column3:int"),
+        ("x.lst", "7\t3.5\tim/a.jpg\n8\t4.5\tim/b.jpg\n", "number:str column2:float image:path"),
+    ],
+)
+def test_a_number_is_not_taken_for_a_path_if_another_cell_is_one(
+    tmp_path: Path, name: str, text: str, columns: str
+) -> None:
+    path = tmp_path / name
+    path.write_text(text)
+    message = rf"{name}:1: the first cell, '{text[0]}', is no path, but 'im/a.jpg' looks .* --columns \"{columns}\""
+    with pytest.raises(IndexFormatError, match=message):
+        open_index(path)
+    with pytest.raises(IndexFormatError, match=message):
+        build_index(path, tmp_path / "made.txt")
+    assert cells(build_index(path, tmp_path / "made.txt", columns=columns))[0][columns.split().index("image:path")] == (
+        "im/a.jpg"
+    )
+    (tmp_path / text[0]).write_bytes(b"x")
+    assert cells(path)[0][0] == text[0]

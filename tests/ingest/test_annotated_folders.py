@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpload import build_index, open_index
-from mpload.errors import ArgumentError, MploadError
+from mpload.errors import ArgumentError, MploadError, MploadWarning
 from tests.support.ingested import cells, columns_of, make_files
 
 DOG = "<object><name>dog</name>{}<bndbox><xmin>1</xmin><ymin>2</ymin><xmax>3</xmax><ymax>4.5</ymax></bndbox></object>"
@@ -65,6 +65,25 @@ def test_a_set_of_voc_has_its_images_in_its_order_and_the_classes_of_all(tmp_pat
         build_index(voc, tmp_path / "x.txt")
 
 
+def test_a_warning_counts_images_of_voc_without_xml(tmp_path: Path) -> None:
+    voc = make_voc(tmp_path / "voc", a=DOG.format(""), b="")
+    make_files(voc, "JPEGImages/z.jpg", "JPEGImages/c.PNG", "JPEGImages/.c.jpg", "JPEGImages/c.md")
+    with pytest.warns(MploadWarning, match=r": 2 images with no XML file .*, such as JPEGImages/c\.PNG$"):
+        out = build_index(voc, tmp_path / "x.txt")
+    assert len(open_index(out)) == 2
+    assert len(open_index(build_index(voc / "ImageSets" / "Main" / "train.txt", tmp_path / "x.txt"))) == 2
+
+
+def test_the_namespace_of_xml_makes_no_difference(tmp_path: Path) -> None:
+    voc = make_voc(tmp_path / "voc", a=DOG.format(""))
+    out = build_index(voc, tmp_path / "x.txt")
+    expected = cells(out)
+    xml = voc / "Annotations" / "a.xml"
+    xml.write_text(xml.read_text().replace("<annotation>", '<annotation xmlns="https://example.com/voc">'))
+    assert cells(build_index(voc, out)) == expected
+    assert open_index(out).classes == ("dog",)
+
+
 @pytest.mark.parametrize("name", ["../a", "/etc/passwd", "a\0b", "x" * 300])
 def test_a_set_with_a_name_that_is_no_image_is_refused(tmp_path: Path, name: str) -> None:
     voc = make_voc(tmp_path / "voc", a="")
@@ -117,6 +136,17 @@ def test_a_folder_of_yolo_has_the_texts_of_its_images(tmp_path: Path) -> None:
     ]
     assert open_index(out).root == str(tmp_path / "yolo")
     assert open_index(out).classes == ()
+
+
+def test_a_warning_counts_labels_of_yolo_without_an_image(tmp_path: Path) -> None:
+    yolo = make_yolo(tmp_path / "yolo")
+    make_files(
+        yolo, "images/val/d.JPEG", "labels/train/z.txt", "labels/classes.txt", "labels/val/.c.txt", "labels/x.md"
+    )
+    (yolo / "labels" / "val" / "d.txt").write_text("0 0.5 0.5 0.2 0.4\n")
+    with pytest.warns(MploadWarning, match=r": 2 texts of labels with no image .*, such as labels/classes\.txt$"):
+        out = build_index(yolo, tmp_path / "x.txt")
+    assert len(open_index(out)) == 4
 
 
 @pytest.mark.parametrize(

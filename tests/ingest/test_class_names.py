@@ -3,15 +3,17 @@
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpload import MPDataset, RawBytes, Topology, build_index, open_index
+from mpload import MPDataset, RawBytes, Topology, append_to_index, build_index, open_index
 from mpload.errors import ArgumentError, StorageError
 from mpload.ingest.class_names import with_labels
 from mpload.ingest.lists import open_list
-from tests.support.ingested import columns_of, make_files
+from tests.support.ingested import JPEG, columns_of, make_files
 
 
 def write(folder: Path, text: str) -> Path:
@@ -104,3 +106,32 @@ def test_columns_that_cannot_name_classes_are_refused(tmp_path: Path, text: str,
     with pytest.raises(ArgumentError, match=message):
         build_index(write(tmp_path, text), tmp_path / "x.txt", classes_from=column)
     assert not (tmp_path / "x.txt").exists()
+
+
+@pytest.mark.parametrize("cell", ["", "  ", '" "'])
+def test_an_empty_cell_is_no_class(tmp_path: Path, cell: str) -> None:
+    source = write(tmp_path, f"image,species\na.jpg,dog\nb.jpg,cat\nc.jpg,{cell}\nd.jpg,{cell}\n")
+    message = r"column 'species' names no class for sample 2 \(counted from 0, c\.jpg\): its cell is empty\. Leave such"
+    with pytest.raises(ArgumentError, match=message):
+        build_index(source, tmp_path / "x.txt", classes_from="species")
+    assert not (tmp_path / "x.txt").exists()
+
+
+def test_a_missing_value_of_a_table_is_no_class(tmp_path: Path) -> None:
+    species = pa.array(["dog", "cat", None, "dog"])
+    pq.write_table(pa.table({"image": [JPEG] * 4, "species": species}), tmp_path / "x.parquet")
+    with pytest.raises(
+        ArgumentError, match=r"'species' names no class for sample 2 \(.*@x\.parquet\): its cell is empty"
+    ):
+        build_index(tmp_path / "x.parquet", tmp_path / "x.txt", classes_from="species")
+
+
+@pytest.mark.parametrize("classes", ["cat", "\tcat"])
+def test_an_empty_cell_is_not_appended(tmp_path: Path, classes: str) -> None:
+    source = write(tmp_path, "image,species\na.jpg,cat\nb.jpg,\n")
+    label = classes.count("\t")
+    (tmp_path / "x.txt").write_text(f"#mpload 1\n#columns image:path label:int\n#classes {classes}\na.jpg\t{label}\n")
+    with pytest.raises(
+        ArgumentError, match=r"'species' names no class for sample 1 \(counted from 0, b\.jpg\): its cell"
+    ):
+        append_to_index(source, tmp_path / "x.txt", classes_from="species")

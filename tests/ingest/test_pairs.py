@@ -37,6 +37,14 @@ def test_an_image_without_a_mask_is_an_error_that_names_both(tmp_path: Path) -> 
     assert not (tmp_path / "x.txt").exists()
 
 
+def test_a_warning_counts_masks_without_an_image(tmp_path: Path) -> None:
+    tree = make_files(tmp_path / "tree", "images/b/1.JPG", "masks/b/1.png", "masks/b/2.npy", "masks/b/3.txt")
+    make_files(tree, "masks/1.png", "masks/.3.png")
+    with pytest.warns(MploadWarning, match=r": 2 masks with no image of the same name, such as masks/1\.png$"):
+        out = build_index(tree, tmp_path / "x.txt")
+    assert cells(out) == [("images/b/1.JPG", "masks/b/1.png")]
+
+
 def test_a_flat_folder_with_a_text_for_each_image_has_captions(tmp_path: Path) -> None:
     flat = make_files(tmp_path / "flat", "b.jpg", "b.txt", "a.webp", "a.txt", ".hidden.txt")
     out = build_index(flat, tmp_path / "x.txt")

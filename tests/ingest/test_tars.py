@@ -188,6 +188,24 @@ def test_a_broken_header_in_the_middle_is_an_error(tmp_path: Path) -> None:
         build_index(tar, tmp_path / "x.txt")
 
 
+@pytest.mark.parametrize("num_zeros", [0, 512, 1_000_448])
+def test_a_warning_names_a_tar_that_another_one_was_joined_to(tmp_path: Path, num_zeros: int) -> None:
+    parts = [make_tar(tmp_path / f"{n}.tar", (f"{n}.jpg", JPEG)).read_bytes() for n in range(2)]
+    (tmp_path / "x.tar").write_bytes(parts[0] + bytes(num_zeros) + parts[1])
+    with pytest.warns(
+        MploadWarning, match=r"1 archives that follow the end of a tar .*index the tars.* such as .*x\.tar"
+    ):
+        out = build_index(tmp_path / "x.tar", tmp_path / "x.txt")
+    assert len(open_index(out)) == 1
+
+
+@pytest.mark.parametrize("end", [b"", b"\0" * 99, b"not a header".ljust(512, b"x"), b"x"])
+def test_what_is_no_member_after_the_end_of_a_tar_gives_no_warning(tmp_path: Path, end: bytes) -> None:
+    tar = make_tar(tmp_path / "x.tar", ("0.jpg", JPEG))
+    tar.write_bytes(tar.read_bytes() + end)
+    assert len(open_index(build_index(tar, tmp_path / "x.txt"))) == 1
+
+
 @pytest.mark.parametrize(
     ("kind", "word"),
     [(tarfile.SYMTYPE, "a link"), (tarfile.LNKTYPE, "a link"), (tarfile.CHRTYPE, "not a regular")],

@@ -2,11 +2,12 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from mpload import open_index
 from mpload.errors import ArgumentError, StorageError
-from mpload.tools.pack.packing import PackOptions, _Packer, pack_index, verify_pack
+from mpload.tools.pack.packing import PackOptions, ShardFormat, _Packer, pack_index, verify_pack
 
 
 @pytest.fixture
@@ -52,3 +53,64 @@ def test_a_folder_that_cannot_be_locked_is_named(index: Path, tmp_path: Path) ->
     (out / ".lock").mkdir(parents=True)
     with pytest.raises(StorageError, match=r"pack: cannot be written: .*\. Choose a writable folder"):
         pack_index(index, out)
+
+
+@pytest.mark.parametrize("shard_format", [ShardFormat.TAR, ShardFormat.ARRAYS])
+def test_shards_of_a_finished_pack_that_are_missing_or_truncated_are_made_again(
+    tmp_path: Path, shard_format: ShardFormat
+) -> None:
+    for number in range(6):
+        np.save(tmp_path / f"{number}.npy", np.full(64, number))
+    index, out = tmp_path / "all.txt", tmp_path / "pack"
+    index.write_text("".join(f"{number}.npy {number}\n" for number in range(6)))
+    options = PackOptions(format=shard_format, shard_bytes=512)
+    pack_index(index, out, options)
+    shards = sorted(out.glob("shard-*"))
+    assert len(shards) >= 3
+    before = {path: path.read_bytes() for path in out.iterdir() if path.name != ".lock"}
+    whole = shards[-1].stat().st_mtime_ns
+    shards[0].unlink()
+    with shards[1].open("r+b") as file:
+        file.truncate(len(before[shards[1]]) - 1)
+    pack_index(index, out, options)
+    assert {path: path.read_bytes() for path in out.iterdir() if path.name != ".lock"} == before
+    assert shards[-1].stat().st_mtime_ns == whole
+    verify_pack(index, out, options)
+
+
+def test_a_missing_shard_of_a_pack_without_sizes_is_made_again(index: Path, tmp_path: Path) -> None:
+    out = tmp_path / "pack"
+    pack_index(index, out)
+    (out / "sizes.json").unlink()
+    (out / "shard-000000.tar").unlink()
+    with pytest.raises(StorageError, match=r"shard-000000\.tar: cannot be opened: No such file.* Pack again"):
+        verify_pack(index, out)
+    pack_index(index, out)
+    verify_pack(index, out)
+
+
+def test_damaged_sizes_of_a_pack_are_an_error(index: Path, tmp_path: Path) -> None:
+    out = tmp_path / "pack"
+    pack_index(index, out)
+    (out / "sizes.json").write_text("[1]")
+    with pytest.raises(
+        ArgumentError, match=r"sizes\.json is damaged: .*\. Delete it, then check the shards with --ver"
+    ):
+        pack_index(index, out)
+
+
+def test_a_deleted_shard_of_an_unfinished_pack_is_made_again(
+    index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "pack"
+
+    def stopped(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("mpload.tools.pack.packing.write_texts", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            pack_index(index, out)
+    (out / "shard-000000.tar").unlink()
+    pack_index(index, out)
+    verify_pack(index, out)

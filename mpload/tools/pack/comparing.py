@@ -12,9 +12,13 @@ def compare_file(path: Path, chunks: Iterable[bytes]) -> None:
     """Compare a file with chunks of bytes, which together are what it should hold.
 
     Raises:
-        StorageError: The file differs. The message says where.
+        StorageError: The file differs, and the message says where. Or it cannot be opened.
     """
-    with path.open("rb") as existing:
+    try:
+        existing = path.open("rb")
+    except OSError as error:
+        raise StorageError(f"{path}: cannot be opened: {error.strerror}. Pack again, which makes it anew") from error
+    with existing:
         for chunk in chunks:
             offset = existing.tell()
             if existing.read(len(chunk)) != chunk:

@@ -1,6 +1,11 @@
-"""The folder of a pack: one process at a time writes to it, and unfinished files are deleted."""
+"""The folder of a pack: one process at a time writes to it, and unfinished files are deleted.
 
-from collections.abc import Iterator
+A finished pack has the sizes of its shards in `sizes.json`, by their names. Packs of older versions do not.
+"""
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -8,11 +13,13 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from mpload.errors import ArgumentError, StorageError
+from mpload.index.publishing import new_file
 from mpload.tools.pack.manifest import MANIFEST, read_manifest
 
-__all__ = ["begun_in", "locked", "sweep"]
+__all__ = ["begun_in", "changed_shards", "locked", "note_sizes", "swept"]
 
 _LOCK = ".lock"
+_SIZES = "sizes.json"
 
 
 def begun_in(folder: Path) -> dict[str, Any] | None:
@@ -53,7 +60,62 @@ def locked(folder: Path) -> Iterator[None]:
         lock.release()
 
 
-def sweep(folder: Path) -> None:
-    """Delete the unfinished files that killed processes left."""
-    for unfinished in folder.glob("*.tmp"):
-        unfinished.unlink(missing_ok=True)
+def note_sizes(folder: Path, names: Sequence[str]) -> None:
+    """Write the sizes of all shards."""
+    with new_file(folder / _SIZES) as file:
+        file.write(json.dumps({name: _size_of(folder / name) for name in names}, indent=2).encode())
+
+
+def changed_shards(folder: Path, names: Sequence[str]) -> list[int]:
+    """Return the places of those shards of a finished pack that are missing, or have not the size that they had.
+
+    Raises:
+        ArgumentError: the file of the sizes is damaged.
+        StorageError: a file cannot be read.
+    """
+    path = folder / _SIZES
+    sizes: dict[str, int] = {}
+    if path.exists():
+        try:
+            sizes.update(json.loads(path.read_text()))
+        except (TypeError, ValueError) as error:
+            raise ArgumentError(
+                f"{path} is damaged: {error}. Delete it, then check the shards with --verify"
+            ) from error
+    found = [_size_of(folder / name) for name in names]
+    return [number for number, size in enumerate(found) if size is None or size != sizes.get(names[number], size)]
+
+
+def _size_of(path: Path) -> int | None:
+    """Return the size of a file in bytes; None if it is missing.
+
+    The file is opened, since a client of NFS may remember an older size until then.
+    """
+    try:
+        with path.open("rb") as file:
+            return file.seek(0, os.SEEK_END)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise StorageError(f"{path}: cannot be read: {error.strerror}. Delete it, and pack again") from error
+
+
+@contextmanager
+def swept(folder: Path, *, is_finished: bool) -> Iterator[None]:
+    """Delete the unfinished files that killed processes left, before and after packing, and the lines of shards after.
+
+    In the folder of a finished pack these are shards: another unfinished file may be a sidecar that a reader writes.
+    But if there are lines of shards, a process was killed when the pack was just finished.
+    """
+    pattern = ".shard-*.tmp" if is_finished and not any(folder.glob("*.lines")) else "*.tmp"
+    _delete(folder.glob(pattern))
+    try:
+        yield
+    finally:
+        _delete(folder.glob(pattern))
+    _delete(folder.glob("*.lines"))
+
+
+def _delete(paths: Iterable[Path]) -> None:
+    for path in paths:
+        path.unlink(missing_ok=True)

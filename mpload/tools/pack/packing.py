@@ -35,7 +35,7 @@ from mpload.storage.ranges import LmdbValue, Span
 from mpload.tools.bounded import LIMIT_ADVICE, BoundedBytes
 from mpload.tools.pack.columns import kept_columns
 from mpload.tools.pack.comparing import compare_file
-from mpload.tools.pack.folder import begun_in, locked, sweep
+from mpload.tools.pack.folder import begun_in, changed_shards, locked, note_sizes, swept
 from mpload.tools.pack.lmdb_file import compare_lmdb, write_lmdb
 from mpload.tools.pack.manifest import ANTIALIAS, MANIFEST, read_manifest, rows_in, tables_in
 from mpload.tools.pack.options import JpegForm, PackOptions, ShardFormat, crop_of, stored_as
@@ -63,7 +63,8 @@ def pack_index(
 ) -> Path:
     """Write the samples of `index` into shards in the folder `out`; return the path of their index.
 
-    If it is interrupted or killed, call it again with the same arguments to continue.
+    If it is interrupted or killed, call it again with the same arguments to continue. Missing or truncated shards of a
+    finished pack are made again.
 
     Args:
         index: The index to pack. Labels and other cells are stored too.
@@ -90,16 +91,8 @@ def pack_index(
     begun_in(folder)  # before a lock is written to a folder of something else
     with locked(folder):
         packer = _prepare(source, folder, options or PackOptions())
-        has_index = (folder / _INDEX).exists()
-        if not has_index or any(folder.glob("*.lines")):  # otherwise a reader may be writing a sidecar
-            sweep(folder)
-        if not has_index:
-            try:
-                packer.pack(num_workers, on, progress)
-            finally:
-                sweep(folder)  # killed workers leave unfinished files
-        for lines in folder.glob("*.lines"):
-            lines.unlink()
+        with swept(folder, is_finished=(folder / _INDEX).exists()):
+            packer.pack(num_workers, on, progress)
     return folder / _INDEX
 
 
@@ -201,11 +194,18 @@ class _Packer:
         return self.folder / f"{self.name(shard)}.lines"
 
     def pack(self, num_workers: int, on: Cluster | None, progress: Callable[[int], None] | None) -> None:
-        """Write the missing shards, then the index."""
-        finished = set(self.folder.iterdir())  # clients of NFS would remember for a while that a file was missing
-        todo = [shard for shard in range(self.num_shards) if self.lines_path(shard) not in finished]
+        """Write the shards that are missing or damaged, then the index."""
+        found = set(self.folder.iterdir())  # clients of NFS would remember for a while that a file was missing
+        names = [self.name(shard) for shard in range(self.num_shards)]
+        if is_finished := self.folder / _INDEX in found:
+            todo = changed_shards(self.folder, names)
+        else:
+            todo = [n for n, name in enumerate(names) if not found >= {self.folder / name, self.lines_path(n)}]
         self.each(self.write, todo, num_workers, on, progress)
-        rows = Rows(columns=self.columns, root=str(self.folder), classes=self.source.classes, cells=self.all_cells())
+        if is_finished:
+            return
+        note_sizes(self.folder, names)
+        rows = Rows(columns=self.columns, root=str(self.folder), classes=self.source.classes, cells=self._all_cells())
         write_texts(rows, self.folder / _INDEX, split=None, relative=True, progress=None)
         open_index(self.folder / _INDEX)
 
@@ -229,7 +229,7 @@ class _Packer:
             compare_file(path, self._chunks(shard, _ignore))
         return shard
 
-    def all_cells(self) -> Iterator[Sequence[Cell]]:
+    def _all_cells(self) -> Iterator[Sequence[Cell]]:
         header = Header(columns=self.columns, dialect=Dialect.NATIVE)
         for shard in range(self.num_shards):
             with self.lines_path(shard).open("rb") as file:
