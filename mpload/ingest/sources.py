@@ -4,6 +4,7 @@ import os
 import stat
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import fields
 from pathlib import Path
 
 from mpload.errors import ArgumentError, StorageError
@@ -31,6 +32,9 @@ SourcePath = str | os.PathLike[str]
 _TAR_MAGIC = slice(257, 262)
 _WHOLE = {"coco": "COCO", "voc": "Pascal VOC", "yolo": "YOLO"}
 _SHARDS = frozenset({"arrow", "hdf5", "lmdb", "parquet", "tar", "tfrecord"})
+_OPTIONS = frozenset(each.name for each in fields(FolderOptions))
+_USED = {"folder": _OPTIONS, "yolo": _OPTIONS - {"beside"}, "tar": {"extensions"}, "lmdb": {"extensions"}}
+"""By kind of source: the options of folders that mean something for it."""
 
 
 def source_paths(source: SourcePath | Sequence[SourcePath]) -> list[Path]:
@@ -106,6 +110,7 @@ def open_source(
                 f"{printable(str(other))}: is not a {wanted} shard. Several sources must be shards of one kind. "
                 "Index one folder or list after another, then join the indexes: mpload merge"
             )
+        _refuse_unused(paths[0], kinds[0], folder)
         match kinds[0]:
             case "folder":
                 pair = pair_of_folders(paths[0], folder, columns)
@@ -140,6 +145,17 @@ def open_source(
             case _:
                 rows = stack.enter_context(open_list(paths[0], columns=columns, root=root, text=classes_from))
         yield rows
+
+
+def _refuse_unused(path: Path, kind: str, options: FolderOptions) -> None:
+    """Raise `ArgumentError` if an option is given that means nothing for this kind of source."""
+    for name in sorted(_OPTIONS - _USED.get(kind, set())):
+        value = getattr(options, name)
+        if value and value != getattr(FolderOptions(), name):
+            raise ArgumentError(
+                f"{printable(str(path))}: {name} (--{name.replace('_', '-')}) is an option for folders of images, and "
+                f"has no effect on a source of kind {kind!r}. Leave it out"
+            )
 
 
 def _kind(path: Path, folder: FolderOptions) -> str:

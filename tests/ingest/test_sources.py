@@ -4,10 +4,11 @@ import csv
 import itertools
 import os
 import random
+import tarfile
 import tracemalloc
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import pytest
 from hypothesis import given
@@ -380,3 +381,22 @@ def test_the_error_of_an_invalid_source_tells_what_to_give_instead(tmp_path: Pat
         paths = [tmp_path / part for part in source] if isinstance(source, list) else tmp_path / source
         with pytest.raises(error, match=message):
             build_index(paths, tmp_path / "i.txt")
+
+
+@pytest.mark.parametrize(
+    ("source", "options", "message"),
+    [
+        ("l.txt", {"extensions": (".jpg",)}, r"l\.txt: extensions \(--extensions\) .* of kind 'list'\. Leave it out"),
+        ("l.txt", {"follow_links": True}, r"follow_links \(--follow-links\) .* of kind 'list'"),
+        ("t.tar", {"beside": {"mask": "{}.png"}}, r"beside \(--beside\) .* of kind 'tar'"),
+    ],
+)
+def test_an_option_without_effect_on_a_source_is_refused(
+    tmp_path: Path, source: str, options: dict[str, Any], message: str
+) -> None:
+    (tmp_path / "l.txt").write_text("a.jpg 1\n")
+    with tarfile.open(tmp_path / "t.tar", "w") as tar:
+        tar.add(tmp_path / "l.txt", "a.jpg")
+    with pytest.raises(ArgumentError, match=message):
+        build_index(tmp_path / source, tmp_path / "x.txt", folder=FolderOptions(**options))
+    build_index(tmp_path / "t.tar", tmp_path / "x.txt", folder=FolderOptions(extensions=(".jpg",)))
