@@ -66,12 +66,15 @@ def infer_header(path: Path, head: bytes, *, joins_lines: bool) -> Header:
                 _refuse_other_separator(first, second, dialect)
             if _is_header(texts, lambda: split(empty, second)):
                 names = [re.sub(r"\W+|^(?=\d)", "_", text.strip()) or f"column{n}" for n, text in enumerate(texts, 1)]
+                first_cells = list(texts)
                 position += len(first) + 1
                 num_lines += 1 + first.count(b"\n")
                 if not rest.strip():
                     raise ValueError(EMPTY)
                 # A blank line is an error when it is read.
                 texts = split(empty, second) if second.strip() else [""] * len(names)
+                while len(names) > len(texts) and not first_cells.pop().strip():  # a comma at the end of the names only
+                    names.pop()
                 _refuse_other_length(names, texts)
             columns = _guess_columns(names or _names_of_places(len(texts)), texts)
     except ValueError as error:

@@ -28,6 +28,7 @@ from mpload.index.lookup import BATCH_ROWS, BatchOffsets, SidecarFile, SidecarLa
 from mpload.index.open_file import raise_if_limited
 from mpload.index.scan import Scan
 from mpload.index.sidecar_writing import (
+    LABEL_KEY,
     SIDECAR_VERSION,
     TOTALS_KEY,
     Progress,
@@ -35,6 +36,7 @@ from mpload.index.sidecar_writing import (
     TextStamp,
     check_of,
     seed_of,
+    unlike_before,
     write_sidecar,
 )
 from mpload.index.text import MAX_LINE_BYTES, Header
@@ -206,6 +208,8 @@ def _read(path: Path, text: Path, header: Header) -> SidecarLayout:
     stamp = TextStamp(**json.loads(metadata[b"mpload.text"]))
     if stamp != TextStamp.of(text) or metadata[b"mpload.columns"].decode() != format_columns(header.columns):
         raise SidecarError(f"{path}: belongs to another state of {text}")
+    if metadata.get(LABEL_KEY, b"").decode() != unlike_before(header):
+        raise SidecarError(f"{path}: has the labels of another column")
     if ("label" in totals["columns"]) != (header.label_column is not None):
         raise SidecarError(f"{path}: has labels but the text has none, or the reverse")
     return SidecarLayout(

@@ -16,14 +16,28 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from mpload.errors import SidecarError
-from mpload.index.columns import format_columns
+from mpload.index.columns import ColumnType, format_columns
+from mpload.index.dialects import LABEL, PIXEL_SIZES
 from mpload.index.lookup import BATCH_ROWS, DTYPES, checks_of
 from mpload.index.text import Header
 
-__all__ = ["SIDECAR_VERSION", "TOTALS_KEY", "Progress", "Rows", "TextStamp", "check_of", "seed_of", "write_sidecar"]
+__all__ = [
+    "LABEL_KEY",
+    "SIDECAR_VERSION",
+    "TOTALS_KEY",
+    "Progress",
+    "Rows",
+    "TextStamp",
+    "check_of",
+    "seed_of",
+    "unlike_before",
+    "write_sidecar",
+]
 
 SIDECAR_VERSION = 2
 TOTALS_KEY = b"mpload.totals"
+LABEL_KEY = b"mpload.label"
+"""The name of the label column, where it is `unlike_before`."""
 _CHECKS = "mpload.checks"
 _MAX_HEAD_BYTES = 4096
 """Upper bound on what precedes the rows in a record batch's message, apart from the checksums."""
@@ -70,6 +84,8 @@ def write_sidecar(
         "mpload.root": header.root or "",
         "mpload.classes": json.dumps(header.classes),
     }
+    if label := unlike_before(header):
+        known[LABEL_KEY.decode()] = label
     metadata = {key.encode(): text.encode("utf-8", "replace") for key, text in known.items()}
     seed = seed_of(metadata)
     with path.open("wb") as file:
@@ -94,6 +110,15 @@ def write_sidecar(
     found = {"num_samples": num_samples, "digest": digest, "file_bytes": path.stat().st_size} | _offsets_in(path, done)
     text = json.dumps({"check": check_of(metadata, found)} | found)
     _patch(path, token.encode(), text.encode().ljust(_TOTALS_BYTES))
+
+
+def unlike_before(header: Header) -> str:
+    """Return the name of the label column if older versions chose another one: `width` or `height`. Else return ""."""
+    first = next((number for number, column in enumerate(header.columns) if column.type is ColumnType.INT), None)
+    label = header.label_column
+    if label is None or first is None or header.columns[first].name not in PIXEL_SIZES:
+        return ""
+    return "" if header.columns[label].name == LABEL else header.columns[label].name
 
 
 def check_of(metadata: Mapping[bytes, bytes], totals: Mapping[str, Any]) -> str:

@@ -34,7 +34,7 @@ class ScriptPickler(cloudpickle.Pickler):  # type: ignore[misc]
     """Pickles by value all that the script defines, also in a process that `multiprocessing` has spawned.
 
     There the script's module is `__mp_main__`, which cloudpickle takes for a module that any process can import. So it
-    does with a module that the script has loaded from a file by its path.
+    does with a module (but not with a package) that the script has loaded from a file by its path.
     """
 
     def reducer_override(self, value: Any) -> Any:
@@ -98,10 +98,12 @@ def _dumped(kind: type[ScriptPickler], value: object) -> bytes:
 
 
 class _PicklerForWorkers(ScriptPickler):
-    """Pickles what the script defines by name and by value."""
+    """Pickles by name and by value what the script defines, and what a module does that it has loaded by its path."""
 
     def reducer_override(self, value: Any) -> Any:
-        if not isinstance(value, type | FunctionType) or value.__module__ not in SCRIPT_NAMES:
+        if not isinstance(value, type | FunctionType) or (
+            value.__module__ not in SCRIPT_NAMES and _is_findable(value.__module__)
+        ):
             return super().reducer_override(value)
         by_value = _dumped(ScriptPickler, value)
         return _of_script, (_LINEAGE, value.__module__, value.__qualname__, by_value)

@@ -73,9 +73,8 @@ class SlotRing:
         num_bytes = num_slots * layout.slot_bytes + _NOTICE_BYTES
         with os_errors_as_refused(f"cannot reserve {format_bytes(num_bytes)} of address space for {num_slots} slots"):
             self._map = mmap.mmap(fd, num_bytes)
-        if huge_pages:
-            with contextlib.suppress(OSError):  # optional: a kernel may not offer them for shared memory
-                self._map.madvise(mmap.MADV_HUGEPAGE)
+        self._has_huge_pages = huge_pages
+        self._advise(0, num_bytes)
         self._fd = fd
         self.num_slots = num_slots
         self.layout = layout
@@ -252,7 +251,7 @@ class SlotRing:
             if self._fd < 0:  # nothing writes to the slots any more
                 return
             for slot in self._lent.keys() - self._unshared - self._locked.keys():
-                with contextlib.suppress(OSError):  # of memory: then the child's batch may change
+                with contextlib.suppress(OSError):  # of address space: then the child's batch may change
                     take_own_pages(*self._place_of(slot))
                     self._unshared.add(slot)
 
@@ -273,22 +272,33 @@ class SlotRing:
 
     def close(self) -> None:
         """Release the memory. Arrays that are still lent keep it until they die. May be called again."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
-            # Never `self._map.close()`: NumPy only holds a reference to the map, which would not prevent it from being
-            # closed under a lent array. Without our reference the map is closed when its last view dies.
-            del self._map
+        with self._collecting:
+            if self._fd >= 0:
+                os.close(self._fd)
+                self._fd = -1
+                # Never `self._map.close()`: NumPy only holds a reference to the map, which would not prevent it from
+                # being closed under a lent array. Without our reference the map is closed when its last view dies.
+                del self._map
 
     def _collect(self) -> None:
         with self._collecting:
             while self._returned:
-                slot = self._returned.popleft()
-                del self._lent[slot]
+                slot = self._returned[0]
                 if slot in self._unshared and self._fd >= 0:
-                    share_again(*self._place_of(slot))
-                    self._unshared.discard(slot)
+                    self._share_again(slot)
+                self._returned.popleft()
+                del self._lent[slot]
                 self._free.appendleft(slot)
+
+    def _share_again(self, slot: int) -> None:
+        share_again(*self._place_of(slot))
+        self._unshared.discard(slot)
+        self._advise(slot * self.layout.slot_bytes, self.layout.slot_bytes)
+
+    def _advise(self, start: int, num_bytes: int) -> None:
+        if self._has_huge_pages:
+            with contextlib.suppress(OSError):  # optional: a kernel may not offer them for shared memory
+                self._map.madvise(mmap.MADV_HUGEPAGE, start, num_bytes)
 
 
 _owned: "weakref.WeakSet[SlotRing]" = weakref.WeakSet()
@@ -298,12 +308,13 @@ _owned: "weakref.WeakSet[SlotRing]" = weakref.WeakSet()
 @contextlib.contextmanager
 def without_lent() -> Iterator[None]:
     """Let a fork go without the batches that the user holds, since it does not read them."""
-    held = list(_owned)
+    held, pid = list(_owned), os.getpid()
     _owned.clear()
     try:
         yield
     finally:
-        _owned.update(held)
+        if os.getpid() == pid:
+            _owned.update(held)
 
 
 def _keep_lent() -> None:

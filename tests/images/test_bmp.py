@@ -43,11 +43,24 @@ def test_masks_say_where_the_colours_are(order: str, header_bytes: int, up: bool
 
 
 @pytest.mark.parametrize(
-    "masks", [(0x3FF00000, 0xFFC00, 0x3FF), (0xFF, 0xFF, 0xFF00), (0, 0, 0), (0xFF, 0xFF00, 0xFF8)]
+    "masks", [(0x3FF00000, 0xFFC00, 0x3FF), (0xFF, 0xFF, 0xFF00), (0, 0, 0xFF), (0xFF, 0xFF00, 0xFF8)]
 )
 def test_colours_that_are_not_in_bytes_of_their_own_are_refused(masks: tuple[int, ...]) -> None:
     with pytest.raises(DecodeError, match=rf"the bits {masks[0]:#010x}, .*each must have a byte of its own"):
         ImageDecoder()(bmp((0, 1, 2, 3), masks=masks))
+
+
+@pytest.mark.parametrize("header_bytes", [40, 108])
+def test_masks_of_0_are_none(header_bytes: int) -> None:
+    data = bmp(ORDERS["BGRX"], header_bytes=header_bytes, masks=(0, 0, 0))
+    np.testing.assert_array_equal(ImageDecoder()(data), PHOTO)
+
+
+def test_colours_of_10_bits_are_read_where_the_header_has_them() -> None:
+    words = np.bitwise_or.reduce(PHOTO.astype(np.uint32) << np.array([2, 12, 22], np.uint32), axis=2)
+    data = bmp(ORDERS["BGRX"], header_bytes=108, masks=(0x3FF, 0xFFC00, 0x3FF00000), up=False)
+    data = data[: -words.nbytes] + words.astype("<u4").tobytes()
+    assert np.abs(ImageDecoder()(data).astype(int) - PHOTO).max() <= 1
 
 
 def test_a_truncated_file_is_an_error() -> None:

@@ -310,3 +310,9 @@ def test_a_number_is_not_taken_for_a_path_if_another_cell_is_one(
     )
     (tmp_path / text[0]).write_bytes(b"x")
     assert cells(path)[0][0] == text[0]
+
+
+def test_a_comma_at_the_end_of_the_names_alone_is_no_name(tmp_path: Path) -> None:
+    (tmp_path / "l.csv").write_text("path,label,\na.jpg,1\nb.jpg,0\n")
+    index = open_index(tmp_path / "l.csv")
+    assert [record.cells for record in index] == [("a.jpg", 1), ("b.jpg", 0)]

@@ -18,6 +18,8 @@ import pytest
 
 from mpload import Index, MPDataset, MPLoader, RawBytes, open_index
 from mpload.errors import IndexChangedError, SidecarError, WorkerError
+from mpload.index import sidecar, sidecar_writing
+from mpload.index.dialects import Header
 from mpload.index.index import sidecar_of
 from mpload.index.lookup import BATCH_ROWS
 from mpload.index.unfinished import unfinished_file
@@ -308,3 +310,22 @@ def test_a_limit_of_open_files_is_named_and_leaves_the_sidecar(tmp_path: Path) -
     assert all(line == "opened" or (line.startswith("24 ") and advice in line) for line in found)
     after = (tmp_path / "old.txt.mpx").stat()
     assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+
+
+def test_a_sidecar_of_an_older_version_with_widths_as_labels_is_rebuilt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = tmp_path / "a.txt"
+    text.write_text(
+        "#mpload 1\n#columns image:path width:int height:int kind:int\na.jpg\t40\t30\t1\nb.jpg\t41\t30\t0\n"
+    )
+    with monkeypatch.context() as patch:
+        patch.setattr(Header, "label_column", property(lambda header: 1))
+        patch.setattr(sidecar_writing, "unlike_before", lambda header: "")
+        patch.setattr(sidecar, "unlike_before", lambda header: "")
+        assert open_index(text).labels[:].tolist() == [40, 41]
+    assert open_index(text).labels[:].tolist() == [1, 0]
+    assert (tmp_path / "a.txt.mpx").exists()
+    before = (tmp_path / "a.txt.mpx").stat().st_mtime_ns
+    assert open_index(text).labels[:].tolist() == [1, 0]
+    assert (tmp_path / "a.txt.mpx").stat().st_mtime_ns == before

@@ -89,6 +89,23 @@ def test_a_missing_shard_of_a_pack_without_sizes_is_made_again(index: Path, tmp_
     verify_pack(index, out)
 
 
+@pytest.mark.parametrize("has_sizes", [False, True])
+def test_a_shard_that_is_made_again_with_other_sizes_is_refused(index: Path, tmp_path: Path, has_sizes: bool) -> None:
+    out, shard = tmp_path / "pack", tmp_path / "pack" / "shard-000000.tar"
+    pack_index(index, out)
+    if not has_sizes:
+        (out / "sizes.json").unlink()
+    shard.unlink()
+    (tmp_path / "1.bin").write_bytes(b"a longer text")  # as another version of an encoder might write
+    for _ in range(2):
+        with pytest.raises(StorageError, match=r"shard-000000\.tar: was made again, but .* Pack into a new folder"):
+            pack_index(index, out)
+        assert not shard.exists()
+    (tmp_path / "1.bin").write_bytes(b"text")
+    pack_index(index, out)
+    verify_pack(index, out)
+
+
 def test_damaged_sizes_of_a_pack_are_an_error(index: Path, tmp_path: Path) -> None:
     out = tmp_path / "pack"
     pack_index(index, out)

@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import threading
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -28,10 +29,25 @@ def _answer(array: Any, end: Connection) -> None:
         end.send(int(array.sum()))
 
 
-def _forked(array: Any) -> Connection:
-    ours, theirs = multiprocessing.Pipe()
-    multiprocessing.get_context("fork").Process(target=_answer, args=(array, theirs), daemon=True).start()
-    return ours
+Forked = Callable[[Any], Connection]
+
+
+@pytest.fixture
+def forked() -> Iterator[Forked]:
+    """What forks a child that has an array, and answers with its sum whenever it is asked."""
+    children: list[tuple[Any, Connection]] = []
+
+    def fork(array: Any) -> Connection:
+        ours, theirs = multiprocessing.Pipe()
+        child = multiprocessing.get_context("fork").Process(target=_answer, args=(array, theirs))
+        child.start()
+        children.append((child, ours))
+        return ours
+
+    yield fork
+    for child, end in children:
+        end.send(False)
+        child.join()
 
 
 def _sum_in(child: Connection) -> int:
@@ -40,7 +56,7 @@ def _sum_in(child: Connection) -> int:
     return found
 
 
-def test_a_child_keeps_what_the_parent_lends_again() -> None:
+def test_a_child_keeps_what_the_parent_lends_again(forked: Forked) -> None:
     owner = SlotRing(num_slots=1, layout=LAYOUT)
     worker = SlotRing.attach(os.dup(owner.fd), num_slots=1, layout=LAYOUT)
     children = []
@@ -50,7 +66,7 @@ def test_a_child_keeps_what_the_parent_lends_again() -> None:
         worker.views(slot)["x"][:] = number
         batch = owner.lend(slot, 4)["x"]
         before = owner.used_bytes
-        children.append(_forked(batch))
+        children.append(forked(batch))
         assert owner.used_bytes == before  # holes of ragged fields stay holes
         assert owner.lock(batch.ctypes.data) is None
         batch[0, 0] += 5  # the user may write to it; the child does not see that
@@ -61,45 +77,79 @@ def test_a_child_keeps_what_the_parent_lends_again() -> None:
     assert slot == 0
     worker.views(slot)["x"][:] = 9
     assert (owner.views(slot)["x"] == 9).all()
-    for child in children:
-        child.send(False)
 
 
-def test_a_fork_without_lent_slots_and_one_of_a_closed_ring_change_nothing() -> None:
+def test_a_fork_without_lent_slots_and_one_of_a_closed_ring_change_nothing(forked: Forked) -> None:
     owner = SlotRing(num_slots=2, layout=LAYOUT)
-    child = _forked(np.ones(3))
+    child = forked(np.ones(3))
     slot = owner.take()
     assert slot is not None
     batch = owner.lend(slot, 4)["x"]
     with ring.without_lent():
-        other = _forked(np.ones(3))
+        other = forked(np.ones(3))
     assert not owner._unshared
     batch[:] = 1
     owner.close()  # nothing writes to it any more
-    assert list(map(_sum_in, (child, other, _forked(batch)))) == [3, 3, 12000]
+    assert list(map(_sum_in, (child, other, forked(batch)))) == [3, 3, 12000]
 
 
-def test_if_memory_runs_out_the_batch_stays_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("function", ["_own", "_map"])
+def test_if_memory_runs_out_the_parent_loses_nothing(
+    monkeypatch: pytest.MonkeyPatch, forked: Forked, function: str
+) -> None:
     owner = SlotRing(num_slots=1, layout=LAYOUT)
+    worker = SlotRing.attach(os.dup(owner.fd), num_slots=1, layout=LAYOUT)
     slot = owner.take()
     assert slot is not None
     batch = owner.lend(slot, 4)["x"]
-    monkeypatch.setattr(own_pages, "_copy", lambda *_: os.close(-1))
-    _forked(batch)
-    assert not owner._unshared
-    batch[:] = 3
+    batch[:] = 2
+    with monkeypatch.context() as patch:
+        patch.setattr(own_pages, function, lambda *_: os.close(-1))
+        forked(batch)
+    batch[0] = 3
+    assert int(batch.sum()) == 2 * 12000 + 3000
     del batch
     assert owner.take() == slot
+    worker.views(slot)["x"][:] = 7
+    assert (owner.views(slot)["x"] == 7).all()
+
+
+def test_kernels_without_populate_copy_page_by_page(monkeypatch: pytest.MonkeyPatch, forked: Forked) -> None:
+    monkeypatch.setattr(own_pages, "_MADV_POPULATE_WRITE", 12345)
+    owner = SlotRing(num_slots=1, layout=LAYOUT)
+    worker = SlotRing.attach(os.dup(owner.fd), num_slots=1, layout=LAYOUT)
+    slot = owner.take()
+    assert slot is not None
+    batch = owner.lend(slot, 4)["x"]
+    batch[:] = 2
+    child = forked(batch)
+    worker.views(slot)["x"][:] = 7
+    assert (int(batch.sum()), _sum_in(child)) == (24000, 24000)
+
+
+def test_what_another_thread_writes_during_a_fork_is_kept() -> None:
+    layout = SlotLayout(num_samples=1, fields=(Field(name="x", shape=(4 * MIB,), dtype="int64"),))
+    for _ in range(10):
+        owner = SlotRing(num_slots=1, layout=layout)
+        slot = owner.take()
+        assert slot is not None
+        batch = owner.lend(slot, 1)["x"]
+        batch[:] = 0
+        adding = threading.Thread(target=np.add, args=(batch, 1, batch))
+        adding.start()
+        owner.keep_lent()
+        adding.join()
+        assert (batch == 1).all()
 
 
 @pytest.mark.parametrize("options", [{}, {"collate_fn": torch.utils.data.default_collate}])
-def test_a_child_keeps_a_batch_of_a_loader(options: dict[str, Any]) -> None:
+def test_a_child_keeps_a_batch_of_a_loader(forked: Forked, options: dict[str, Any]) -> None:
     children, expected = [], []
     with MPLoader(Named(400), batch_size=4, num_workers=1, memory_budget=256 * MIB, **options) as loader:
         for number, batch in enumerate(loader):
             values = batch["x"] if isinstance(batch, dict) else batch[0]
             if number % 20 == 7:
-                children.append(_forked(values))
+                children.append(forked(values))
                 expected.append(int(values.sum()))
             del batch, values
     assert list(map(_sum_in, children)) == expected
@@ -112,16 +162,17 @@ def test_a_slot_that_is_returned_while_another_thread_forks_is_shared_again(monk
     main = threading.Thread(target=lambda: taken.append(owner.take()))
     slot = owner.take()
     assert slot is not None
+    worker.views(slot)["x"][:] = 1
     lent = [owner.lend(slot, 4)["x"]]
-    copy = own_pages._copy
+    own = own_pages._own
 
     def slowly(*arguments: int) -> None:
-        copy(*arguments)
+        own(*arguments)
         lent.clear()
         main.start()
         main.join(0.2)
 
-    monkeypatch.setattr(own_pages, "_copy", slowly)
+    monkeypatch.setattr(own_pages, "_own", slowly)
     owner.keep_lent()
     main.join()
     assert taken == [slot]

@@ -13,10 +13,12 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from mpload.errors import ArgumentError, StorageError
+from mpload.index.opening import open_index
 from mpload.index.publishing import new_file
+from mpload.index.text import format_line
 from mpload.tools.pack.manifest import MANIFEST, read_manifest
 
-__all__ = ["begun_in", "changed_shards", "locked", "note_sizes", "swept"]
+__all__ = ["begun_in", "changed_shards", "check_remade", "locked", "note_sizes", "swept"]
 
 _LOCK = ".lock"
 _SIZES = "sizes.json"
@@ -84,6 +86,27 @@ def changed_shards(folder: Path, names: Sequence[str]) -> list[int]:
             ) from error
     found = [_size_of(folder / name) for name in names]
     return [number for number, size in enumerate(found) if size is None or size != sizes.get(names[number], size)]
+
+
+def check_remade(shard: Path, lines: Path, index: Path, positions: range) -> None:
+    """Check that the index of a finished pack describes a shard that was made again. Delete the shard if it does not.
+
+    Args:
+        shard: the shard.
+        lines: the index lines that were written with it.
+        index: the index of the pack.
+        positions: the samples of the shard in that index.
+
+    Raises:
+        StorageError: samples lie elsewhere in it than in the shard that was lost.
+    """
+    records = open_index(index).records(positions)
+    if lines.read_bytes() != b"".join(format_line(record.cells) for record in records):
+        shard.unlink()
+        raise StorageError(
+            f"{shard}: was made again, but its samples have other sizes than {index.name} says, since the source or "
+            "the versions of decoder and encoder are others than when it was packed. Pack into a new folder"
+        )
 
 
 def _size_of(path: Path) -> int | None:

@@ -35,7 +35,7 @@ from mpload.storage.ranges import LmdbValue, Span
 from mpload.tools.bounded import LIMIT_ADVICE, BoundedBytes
 from mpload.tools.pack.columns import kept_columns
 from mpload.tools.pack.comparing import compare_file
-from mpload.tools.pack.folder import begun_in, changed_shards, locked, note_sizes, swept
+from mpload.tools.pack.folder import begun_in, changed_shards, check_remade, locked, note_sizes, swept
 from mpload.tools.pack.lmdb_file import compare_lmdb, write_lmdb
 from mpload.tools.pack.manifest import ANTIALIAS, MANIFEST, read_manifest, rows_in, tables_in
 from mpload.tools.pack.options import JpegForm, PackOptions, ShardFormat, crop_of, stored_as
@@ -196,13 +196,14 @@ class _Packer:
     def pack(self, num_workers: int, on: Cluster | None, progress: Callable[[int], None] | None) -> None:
         """Write the shards that are missing or damaged, then the index."""
         found = set(self.folder.iterdir())  # clients of NFS would remember for a while that a file was missing
-        names = [self.name(shard) for shard in range(self.num_shards)]
-        if is_finished := self.folder / _INDEX in found:
-            todo = changed_shards(self.folder, names)
-        else:
-            todo = [n for n, name in enumerate(names) if not found >= {self.folder / name, self.lines_path(n)}]
+        names = list(map(self.name, range(self.num_shards)))
+        is_finished = self.folder / _INDEX in found
+        unfinished = [n for n, name in enumerate(names) if not found >= {self.folder / name, self.lines_path(n)}]
+        todo = changed_shards(self.folder, names) if is_finished else unfinished
         self.each(self.write, todo, num_workers, on, progress)
         if is_finished:
+            for n in todo:
+                check_remade(self.folder / names[n], self.lines_path(n), self.folder / _INDEX, self.positions(n))
             return
         note_sizes(self.folder, names)
         rows = Rows(columns=self.columns, root=str(self.folder), classes=self.source.classes, cells=self._all_cells())
@@ -331,8 +332,7 @@ class _Packer:
         with self._located(record):
             found = self._pipeline.read(record)
             for name, data in zip(names, found, strict=True):
-                is_kept = name in self.kept
-                how = (_UNCHANGED,) if is_kept else (self.options, self.tables, self.crop)
+                how = (_UNCHANGED,) if name in self.kept else (self.options, self.tables, self.crop)
                 ending, stored = stored_as(data, *how)
                 yield (ending if len(names) == 1 else f"{name}.{ending}"), stored
         others = {
