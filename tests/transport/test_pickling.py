@@ -91,6 +91,8 @@ def test_a_module_that_was_loaded_by_its_path_is_pickled_by_value(
     module = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, "experiment_7", module)
     spec.loader.exec_module(module)
+    for value in (module.Numbers, module.plus_one):  # forks have the module
+        assert pickle.loads(pickled_for_workers(value)) is value
     pickled, _ = pickle_work((module.Numbers(), module.cached, module))
     monkeypatch.delitem(sys.modules, "experiment_7")
     numbers, cached, copy = pickle.loads(pickled)
