@@ -166,8 +166,9 @@ def _shortened_details(details: Mapping[str, Any], room: int) -> str:
     details = {name: value for name, value in details.items() if name != "traceback"}
     flags: dict[str, Any] = {name: True for name, value in details.items() if value is True}
     tried = [details]
-    if "error" in details:
-        module, name, arguments = details["error"]
+    error = details.get("error")
+    if isinstance(error, list | tuple) and len(error) == 3 and isinstance(error[2], list | tuple | None):
+        module, name, arguments = error
         for limit in _ARGUMENT_CHARACTERS if arguments is not None else ():
             cut = [_shortened(each, limit) if isinstance(each, str) else each for each in arguments]
             tried += [details | {"error": (module, name, cut)}, flags | {"error": (module, name, cut)}]

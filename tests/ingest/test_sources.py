@@ -387,7 +387,6 @@ def test_the_error_of_an_invalid_source_tells_what_to_give_instead(tmp_path: Pat
     ("source", "options", "message"),
     [
         ("l.txt", {"extensions": (".jpg",)}, r"l\.txt: extensions \(--extensions\) .* of kind 'list'\. Leave it out"),
-        ("l.txt", {"follow_links": True}, r"follow_links \(--follow-links\) .* of kind 'list'"),
         ("t.tar", {"beside": {"mask": "{}.png"}}, r"beside \(--beside\) .* of kind 'tar'"),
     ],
 )
@@ -399,4 +398,3 @@ def test_an_option_without_effect_on_a_source_is_refused(
         tar.add(tmp_path / "l.txt", "a.jpg")
     with pytest.raises(ArgumentError, match=message):
         build_index(tmp_path / source, tmp_path / "x.txt", folder=FolderOptions(**options))
-    build_index(tmp_path / "t.tar", tmp_path / "x.txt", folder=FolderOptions(extensions=(".jpg",)))
