@@ -4,12 +4,10 @@ import importlib
 import os
 import stat
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 
 from mpload.errors import ArgumentError, MploadError
-from mpload.index.plain_lists import BOM, MAGIC
-from mpload.index.publishing import file_at
+from mpload.index.publishing import file_at, is_index
 from mpload.units import printable
 
 __all__ = ["check_output", "check_picture", "check_plot", "is_stream"]
@@ -42,13 +40,9 @@ def check_output(path: Path | None, *, source: Path | None = None) -> None:
 
 def _refuse_index(file: Path, source: Path | None, *, shown: str) -> None:
     """Raise `ArgumentError` if a file that is about to be replaced is the source of a command, or an index."""
-    start = b""
-    with suppress(OSError):  # it is new, or may be replaced but not read
-        if source is not None and file.samefile(source):
-            raise ArgumentError(f"{shown}: is the file that the command reads. Name another file for its output")
-        with file.open("rb") as opened:
-            start = opened.read(len(BOM) + len(MAGIC))
-    if start.removeprefix(BOM).startswith(MAGIC):
+    if source is not None and file.exists() and source.exists() and file.samefile(source):
+        raise ArgumentError(f"{shown}: is the file that the command reads. Name another file for its output")
+    if is_index(file):
         raise ArgumentError(f"{shown}: is an index, and is not replaced by a report. Name another file")
 
 

@@ -178,7 +178,7 @@ def image_format(data: ImageBytes) -> str:
 
 
 def _tiff_for_opencv(data: ImageBytes, tags: dict[int, TiffTag], *, upright: bool) -> ImageBytes:
-    """Return a TIFF of which OpenCV shows the stored colours, turned only if `upright`.
+    """Return the TIFF that OpenCV is given, so that it shows the stored colours and turns them only if `upright`.
 
     Raises:
         DecodeError: A part of the file is missing, or it holds signed numbers.

@@ -16,7 +16,7 @@ from mpload.errors import ArgumentError, MploadError, StorageError
 from mpload.index.plain_lists import BOM, MAGIC
 from mpload.units import MIB, printable
 
-__all__ = ["check_out", "declared_root", "file_at", "new_file", "new_path"]
+__all__ = ["check_out", "declared_root", "file_at", "is_index", "new_file", "new_path"]
 
 _KINDS = {
     stat.S_IFDIR: "a directory",
@@ -40,19 +40,22 @@ def check_out(out: Path, sources: list[Path]) -> None:
     for source in sources:
         if out.exists() and source.exists() and out.samefile(source):
             raise ArgumentError(f"{out}: is the source itself. Give the new index another name")
-    if out.is_file() and not _is_index_or_empty(out):
+    if out.is_file() and _start_of(out) and not is_index(out):
         raise ArgumentError(
             f"{printable(str(out))}: is not an index, so no index replaces it. Name another file, or delete this one"
         )
 
 
-def _is_index_or_empty(path: Path) -> bool:
-    try:
-        with path.open("rb") as file:
-            start = file.read(len(BOM) + len(MAGIC)).removeprefix(BOM)
-    except OSError:  # it cannot be read, but perhaps replaced
-        return True
-    return not start or start.startswith(MAGIC)
+def is_index(path: Path) -> bool:
+    """Return whether a file begins like an index."""
+    return _start_of(path).removeprefix(BOM).startswith(MAGIC)
+
+
+def _start_of(path: Path) -> bytes:
+    """Return the first bytes of a file. There are none if it cannot be read, though perhaps replaced."""
+    with suppress(OSError), path.open("rb") as file:
+        return file.read(len(BOM) + len(MAGIC))
+    return b""
 
 
 def file_at(path: Path) -> Path:

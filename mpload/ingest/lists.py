@@ -140,7 +140,7 @@ def open_list(
 def _declared(path: Path, header: Header, columns: str | None) -> tuple[Header, Sequence[int]]:
     """Return a header with the names and types in `columns`, and the place of each of them among its columns.
 
-    Columns of the text that are left out are read as texts, so that whatever they hold is no error.
+    Columns that are left out are read as text, because any cell is valid text.
     """
     if columns is None:
         return header, range(len(header.columns))

@@ -62,7 +62,7 @@ def _is_findable(module_name: str | None) -> bool:
         return True
     try:
         return any(finder.find_spec(name, None) is not None for finder in sys.meta_path)
-    except Exception:  # noqa: BLE001  whatever finders of other packages raise
+    except Exception:  # noqa: BLE001  other packages install finders, which may raise anything
         return True
 
 

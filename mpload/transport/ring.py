@@ -87,7 +87,7 @@ class SlotRing:
         self._returned: deque[int] = deque()  # appended to by finalizers, in any thread
         self._lent: dict[int, weakref.ref[_Lease]] = {}
         self._unshared: set[int] = set()  # lent slots whose pages only this process has
-        self._collecting = threading.RLock()  # another thread may fork meanwhile
+        self._changing = threading.RLock()  # held while slots change hands, since another thread may fork
 
     @property
     def fd(self) -> int:
@@ -231,14 +231,16 @@ class SlotRing:
         later layouts. In a slot whose layout has another such part than the newest one, nothing can be locked; nor in
         a slot that was lent when this process forked.
         """
-        start = np.ndarray((0,), np.uint8, self._map).ctypes.data
-        slot, offset = divmod(address - start, self.layout.slot_bytes)
-        if not 0 <= slot < self.num_slots or slot in self._unshared:
+        slot, offset = divmod(address - self._place_of(0)[0], self.layout.slot_bytes)
+        if not 0 <= slot < self.num_slots:
             return None
         fixed_bytes = self.layout_at(self.number_of(slot)).fixed_bytes
         if offset >= fixed_bytes or fixed_bytes != self.newest_layout.fixed_bytes:
             return None
-        self._locked[slot] = fixed_bytes
+        with self._changing:
+            if slot in self._unshared:
+                return None
+            self._locked[slot] = fixed_bytes
         return np.ndarray((fixed_bytes,), np.uint8, self._map, slot * self.layout.slot_bytes)
 
     def keep_lent(self) -> None:
@@ -246,7 +248,7 @@ class SlotRing:
 
         Not those with a locked part, which a device reads by its address.
         """
-        with self._collecting:
+        with self._changing:
             self._collect()
             if self._fd < 0:  # nothing writes to the slots any more
                 return
@@ -272,7 +274,7 @@ class SlotRing:
 
     def close(self) -> None:
         """Release the memory. Arrays that are still lent keep it until they die. May be called again."""
-        with self._collecting:
+        with self._changing:
             if self._fd >= 0:
                 os.close(self._fd)
                 self._fd = -1
@@ -281,7 +283,7 @@ class SlotRing:
                 del self._map
 
     def _collect(self) -> None:
-        with self._collecting:
+        with self._changing:
             while self._returned:
                 slot = self._returned[0]
                 if slot in self._unshared and self._fd >= 0:
@@ -305,25 +307,34 @@ _owned: "weakref.WeakSet[SlotRing]" = weakref.WeakSet()
 """The rings of this process that lend slots."""
 
 
+_this_thread = threading.local()
+
+
 @contextlib.contextmanager
 def without_lent() -> Iterator[None]:
-    """Let a fork go without the batches that the user holds, since it does not read them."""
-    held, pid = list(_owned), os.getpid()
-    _owned.clear()
+    """Let this thread fork a child that does not read the batches that the user holds."""
+    _this_thread.needs_no_batches = True
     try:
         yield
     finally:
-        if os.getpid() == pid:
-            _owned.update(held)
+        _this_thread.needs_no_batches = False
 
 
-def _keep_lent() -> None:
+def _before_fork() -> None:
+    if not getattr(_this_thread, "needs_no_batches", False):
+        for ring in list(_owned):
+            ring.keep_lent()
+
+
+def _in_child() -> None:
+    """Let the child close rings of its parent. Another thread, which the child lacks, may have held their locks."""
     for ring in list(_owned):
-        ring.keep_lent()
+        ring._changing = threading.RLock()  # noqa: SLF001  the same module
+    _owned.clear()
 
 
 if hasattr(os, "register_at_fork"):  # missing on Windows
-    os.register_at_fork(before=_keep_lent, after_in_child=_owned.clear)
+    os.register_at_fork(before=_before_fork, after_in_child=_in_child)
 
 
 class _Lease(np.ndarray[tuple[int], np.dtype[np.uint8]]):

@@ -50,6 +50,17 @@ def forked() -> Iterator[Forked]:
         child.join()
 
 
+def _lent(layout: SlotLayout = LAYOUT) -> tuple[SlotRing, Any, Any]:
+    """Return a ring of one slot, what a worker sees of the slot, and the batch in it, which is lent and holds twos."""
+    owner = SlotRing(num_slots=1, layout=layout)
+    worker = SlotRing.attach(os.dup(owner.fd), num_slots=1, layout=layout)
+    slot = owner.take()
+    assert slot == 0
+    seen = worker.views(slot)["x"]
+    seen[:] = 2
+    return owner, seen, owner.lend(slot, layout.num_samples)["x"]
+
+
 def _sum_in(child: Connection) -> int:
     child.send(True)
     found: int = child.recv()
@@ -97,49 +108,53 @@ def test_a_fork_without_lent_slots_and_one_of_a_closed_ring_change_nothing(forke
 def test_if_memory_runs_out_the_parent_loses_nothing(
     monkeypatch: pytest.MonkeyPatch, forked: Forked, function: str
 ) -> None:
-    owner = SlotRing(num_slots=1, layout=LAYOUT)
-    worker = SlotRing.attach(os.dup(owner.fd), num_slots=1, layout=LAYOUT)
-    slot = owner.take()
-    assert slot is not None
-    batch = owner.lend(slot, 4)["x"]
-    batch[:] = 2
+    owner, seen, batch = _lent()
     with monkeypatch.context() as patch:
         patch.setattr(own_pages, function, lambda *_: os.close(-1))
         forked(batch)
     batch[0] = 3
     assert int(batch.sum()) == 2 * 12000 + 3000
     del batch
-    assert owner.take() == slot
-    worker.views(slot)["x"][:] = 7
-    assert (owner.views(slot)["x"] == 7).all()
+    assert owner.take() == 0
+    seen[:] = 7
+    assert (owner.views(0)["x"] == 7).all()
 
 
 def test_kernels_without_populate_copy_page_by_page(monkeypatch: pytest.MonkeyPatch, forked: Forked) -> None:
     monkeypatch.setattr(own_pages, "_MADV_POPULATE_WRITE", 12345)
-    owner = SlotRing(num_slots=1, layout=LAYOUT)
-    worker = SlotRing.attach(os.dup(owner.fd), num_slots=1, layout=LAYOUT)
-    slot = owner.take()
-    assert slot is not None
-    batch = owner.lend(slot, 4)["x"]
-    batch[:] = 2
+    _, seen, batch = _lent()
     child = forked(batch)
-    worker.views(slot)["x"][:] = 7
+    seen[:] = 7
     assert (int(batch.sum()), _sum_in(child)) == (24000, 24000)
 
 
 def test_what_another_thread_writes_during_a_fork_is_kept() -> None:
     layout = SlotLayout(num_samples=1, fields=(Field(name="x", shape=(4 * MIB,), dtype="int64"),))
     for _ in range(10):
-        owner = SlotRing(num_slots=1, layout=layout)
-        slot = owner.take()
-        assert slot is not None
-        batch = owner.lend(slot, 1)["x"]
-        batch[:] = 0
+        owner, _, batch = _lent(layout)
         adding = threading.Thread(target=np.add, args=(batch, 1, batch))
         adding.start()
         owner.keep_lent()
         adding.join()
-        assert (batch == 1).all()
+        assert (batch == 3).all()
+
+
+def test_a_child_closes_a_ring_that_another_thread_was_changing_at_the_fork() -> None:
+    owner, _, _ = _lent()
+    child = multiprocessing.get_context("fork").Process(target=owner.close)
+
+    def fork() -> None:
+        with ring.without_lent():
+            child.start()
+
+    with owner._changing:
+        other = threading.Thread(target=fork)
+        other.start()
+        other.join()
+    child.join(20)
+    child.kill()
+    child.join()
+    assert child.exitcode == 0
 
 
 @pytest.mark.parametrize("options", [{}, {"collate_fn": torch.utils.data.default_collate}])
@@ -156,14 +171,10 @@ def test_a_child_keeps_a_batch_of_a_loader(forked: Forked, options: dict[str, An
 
 
 def test_a_slot_that_is_returned_while_another_thread_forks_is_shared_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    owner = SlotRing(num_slots=1, layout=LAYOUT)
-    worker = SlotRing.attach(os.dup(owner.fd), num_slots=1, layout=LAYOUT)
-    taken: list[int | None] = []
+    owner, seen, batch = _lent()
+    lent, taken = [batch], list[int | None]()
+    del batch
     main = threading.Thread(target=lambda: taken.append(owner.take()))
-    slot = owner.take()
-    assert slot is not None
-    worker.views(slot)["x"][:] = 1
-    lent = [owner.lend(slot, 4)["x"]]
     own = own_pages._own
 
     def slowly(*arguments: int) -> None:
@@ -175,6 +186,15 @@ def test_a_slot_that_is_returned_while_another_thread_forks_is_shared_again(monk
     monkeypatch.setattr(own_pages, "_own", slowly)
     owner.keep_lent()
     main.join()
-    assert taken == [slot]
-    worker.views(slot)["x"][:] = 7
-    assert (owner.views(slot)["x"] == 7).all()
+    assert taken == [0]
+    seen[:] = 7
+    assert (owner.views(0)["x"] == 7).all()
+
+
+def test_a_slot_that_was_lent_at_a_fork_is_not_locked_until_it_is_shared_again() -> None:
+    owner, _, batch = _lent()
+    owner.keep_lent()
+    assert owner.lock(batch.ctypes.data) is None
+    del batch
+    assert owner.take() == 0
+    assert owner.lock(owner.lend(0, 4)["x"].ctypes.data) is not None

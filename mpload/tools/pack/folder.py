@@ -69,7 +69,7 @@ def note_sizes(folder: Path, names: Sequence[str]) -> None:
 
 
 def changed_shards(folder: Path, names: Sequence[str]) -> list[int]:
-    """Return the places of those shards of a finished pack that are missing, or have not the size that they had.
+    """Return the numbers of the shards of a finished pack that are missing or have another size than before.
 
     Raises:
         ArgumentError: the file of the sizes is damaged.
@@ -104,8 +104,8 @@ def check_remade(shard: Path, lines: Path, index: Path, positions: range) -> Non
     if lines.read_bytes() != b"".join(format_line(record.cells) for record in records):
         shard.unlink()
         raise StorageError(
-            f"{shard}: was made again, but its samples have other sizes than {index.name} says, since the source or "
-            "the versions of decoder and encoder are others than when it was packed. Pack into a new folder"
+            f"{shard}: was made again, but its samples are not where {index.name} says. The source, the decoder or the "
+            "encoder has changed since they were packed. Pack into a new folder"
         )
 
 
