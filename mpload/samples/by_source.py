@@ -149,9 +149,8 @@ class SourceMakers:
         draws, seeds = (any(values) for values in zip(*map(_draws, self.makers), strict=True))
         shapes = [maker.shapes for maker in self.makers if isinstance(maker, ColumnDecoders)]
         in_place = [maker.in_place_keys for maker in self.makers if isinstance(maker, ColumnDecoders)]
-        fixed = (
-            {key for key in shapes[0] if all(each.get(key) == shapes[0][key] for each in shapes)} if shapes else set()
-        )
+        first = shapes[0] if shapes else {}
+        fixed = {key for key, shape in first.items() if all(each.get(key) == shape for each in shapes)}
         code = [each for maker in self.makers for each in maker.generators.code]
         generators = GlobalGenerators(seeds=seeds, code=code)
         for maker in self.makers:

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from mpload.errors import DecodeError
 from mpload.transport.messages import MAX_COUNTS, Answer, Failure, Tally, cause_of, details_of
 
-DETAILS = st.dictionaries(st.text(max_size=9), st.none() | st.integers() | st.text(max_size=9), max_size=3)
+VALUES = st.none() | st.integers() | st.text(max_size=9)
+DETAILS = st.dictionaries(st.just("error") | st.text(max_size=9), VALUES | st.lists(VALUES, max_size=4), max_size=3)
 
 
 @given(
