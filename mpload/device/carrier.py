@@ -1,7 +1,7 @@
 """Carries batches from the host to a device: copies them over the bus, then converts them into the user's buffers."""
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from itertools import compress
 from typing import Any
@@ -55,11 +55,13 @@ class Carrier:
         channels_last: bool,
         stable_addresses: bool,
         is_transformed: bool,
+        mask_keys: Collection[str],
     ) -> None:
         has_bus = device.type != "cpu"
         self._device = device
         self._stream = stream
         self._normaliser = normaliser
+        self._mask_keys = mask_keys
         self._channels_last = channels_last
         self._lands = has_bus or stream.is_async
         self._pins = has_bus and stream.is_async
@@ -180,12 +182,13 @@ class Carrier:
             self.num_extra_batches += 1
         self._turn = (self._memories.index(memory) + 1) % len(self._memories)
         tensors = _plain_tensors(landed)
+        are_images = self._are_images(landed, tensors)
         with self._user_entered():
-            outs = memory.cut([self._spec(tensor) for tensor in tensors])
+            outs = memory.cut(list(map(self._spec, tensors, are_images)))
         self._stream.follow_consumer()  # the consumer's queued work may still use the previous batch in this memory
         with self._stream.entered():
-            for tensor, out in zip(tensors, outs, strict=True):
-                self._stream.queue(self._convert, tensor, out)
+            for tensor, out, is_image in zip(tensors, outs, are_images, strict=True):
+                self._stream.queue(self._normalise if is_image else self._copy, tensor, out)
         return _with_tensors(landed, outs)
 
     def _user_entered(self) -> AbstractContextManager[None]:
@@ -195,8 +198,16 @@ class Carrier:
     def _in_turn(self) -> list[BatchMemory]:
         return [*self._memories[self._turn :], *self._memories[: self._turn]]
 
-    def _spec(self, tensor: torch.Tensor) -> TensorSpec:
-        if self._normaliser is None or not self._normaliser.takes(tensor):
+    def _are_images(self, batch: Any, tensors: list[torch.Tensor]) -> list[bool]:
+        """Return whether each of the plain tensors of a batch is to be normalised."""
+        if self._normaliser is None:
+            return [False] * len(tensors)
+        masks = [value for key, value in batch.items() if key in self._mask_keys] if isinstance(batch, Mapping) else []
+        are_left = set(map(id, tensors_of(masks)))
+        return [self._normaliser.takes(tensor) and id(tensor) not in are_left for tensor in tensors]
+
+    def _spec(self, tensor: torch.Tensor, is_image: bool) -> TensorSpec:
+        if self._normaliser is None or not is_image:
             return TensorSpec.of(tensor)
         order = CHANNELS_LAST if self._channels_last else (0, 1, 2, 3)
         return TensorSpec(shape=tuple(tensor.shape), dtype=self._normaliser.dtype, order=order)
@@ -204,11 +215,9 @@ class Carrier:
     def _copy(self, source: torch.Tensor, target: torch.Tensor) -> None:
         target.copy_(source, non_blocking=self._stream.is_async)
 
-    def _convert(self, tensor: torch.Tensor, out: torch.Tensor) -> None:
-        if self._normaliser is None or not self._normaliser.takes(tensor):
-            out.copy_(tensor)
-        else:
-            self._normaliser.write(tensor, out)
+    def _normalise(self, images: torch.Tensor, out: torch.Tensor) -> None:
+        assert self._normaliser is not None
+        self._normaliser.write(images, out)
 
 
 def _plain_tensors(batch: Any) -> list[torch.Tensor]:

@@ -91,10 +91,11 @@ class _Received(Iterator[Any]):
 class DevicePrefetcher(Generic[Batch]):
     """Copies the batches of any loader to a device ahead of the consumer, and normalises their images there.
 
-    Images are uint8 tensors [B, C, H, W] with as many channels as `mean`. They become `(pixel / 255 - mean) / std` of
-    type `dtype`. Images that the workers left to the device (`GpuDecode`) are decoded first. All other tensors are
-    copied unchanged; sparse tensors and tensor subclasses by their own method `to`. Other values pass through. Batches
-    may nest tuples, lists, mappings and dataclasses.
+    Images are uint8 tensors [B, C, H, W] with as many channels as `mean`, unless an `MPDataset` has made them with a
+    decoder of masks or boxes. They become `(pixel / 255 - mean) / std` of type `dtype`. Images that the workers left to
+    the device (`GpuDecode`) are decoded first. All other tensors are copied unchanged; sparse tensors and tensor
+    subclasses by their own method `to`. Other values pass through. Batches may nest tuples, lists, mappings and
+    dataclasses.
 
     On an accelerator, copies and conversions are queued on a separate stream. Events order them with the stream that is
     current when you request a batch. The tensors behave as if they had been created on that current stream, so torch's
@@ -177,6 +178,7 @@ class DevicePrefetcher(Generic[Batch]):
             channels_last=channels_last,
             stable_addresses=stable_addresses,
             is_transformed=device_transform is not None,
+            mask_keys=getattr(getattr(loader, "dataset", None), "_mask_keys", frozenset()),
         )
         self._iteration = 0
         self._state: State = None

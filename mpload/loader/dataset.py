@@ -28,6 +28,7 @@ from mpload.plan.ranges import plain_integer
 from mpload.plan.topology import Topology
 from mpload.samples.by_source import BySource
 from mpload.samples.cache.choice import PartialCache
+from mpload.samples.column_decoders import ColumnDecoders
 from mpload.samples.policy import ErrorPolicy, policy_of
 from mpload.storage.local import PageCache
 from mpload.storage.protocols import Storage
@@ -186,6 +187,13 @@ class MPDataset(IterableDataset[Batch]):
     def _run(self) -> IndexRun:
         """The run that an epoch belongs to which has not begun."""
         return self._runs.latest
+
+    @property
+    def _mask_keys(self) -> frozenset[str]:
+        """Keys of batches whose tensors are no images, whatever their shapes. A `DevicePrefetcher` asks for them."""
+        maker = self._run.pipeline.maker
+        targets = maker.targets if isinstance(maker, ColumnDecoders) else {}
+        return frozenset(key for key, target in targets.items() if not target.shows_images)
 
     @property
     def index(self) -> Index:

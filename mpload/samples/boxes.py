@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, cast, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -83,6 +83,8 @@ class Boxes:
         if self.format not in get_args(BoxFormat):
             known = ", ".join(map(repr, get_args(BoxFormat)))
             raise ArgumentError(f"format must be one of {known}, got {self.format!r}")
+        if isinstance(cast("Any", self.values), str):
+            raise ArgumentError(f"values must be a tuple, such as ({self.values!r},); got the string {self.values!r}")
         for value in self.values:
             name, _, kind = value.rpartition(":")
             if not name or name in {"boxes", "keypoints"} or kind not in _KINDS:

@@ -1,17 +1,22 @@
 """DevicePrefetcher, as far as it can be tested without an accelerator: values, order, lifetimes, memory."""
 
 import itertools
-from collections.abc import Iterator
+import json
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import cv2
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils.data import DataLoader
 
-from mpload import MPDataset, MPLoader, RandomResizedCrop, Topology, build_index
+from mpload import Boxes, MPDataset, MPLoader, Pad, RandomResizedCrop, ResizeCenterCrop, Topology, build_index
 from mpload.device.prefetcher import DevicePrefetcher
 from mpload.errors import ArgumentError
 from mpload.transport.ring import SlotRing
@@ -73,6 +78,22 @@ def test_images_are_computed_in_float64_and_rounded_once(
         assert images.dtype == dtype
         assert labels.tolist() == [number] * 4
     assert number == 5
+
+
+@pytest.mark.parametrize("kind", [partial(MPLoader, num_workers=0), partial(DataLoader, batch_size=None)])
+def test_masks_of_three_objects_are_no_images(tmp_path: Path, kind: Callable[[Any], Iterable[Any]]) -> None:
+    cv2.imwrite(str(tmp_path / "image.jpg"), np.full((40, 60, 3), 99, np.uint8))
+    square = {"bbox": [5, 5, 20, 20], "segmentation": [[5, 5, 25, 5, 25, 25, 5, 25]]}
+    objects = {"width": 60, "height": 40, "annotations": [square] * 3}
+    (tmp_path / "list.txt").write_text(f"#mpload 1\n#columns image:path boxes:str\nimage.jpg\t{json.dumps(objects)}\n")
+    decode: Any = {"image": ResizeCenterCrop(32), "boxes": Boxes("xywh", values=("masks:mask",), min_side=0)}
+    dataset = MPDataset(tmp_path / "list.txt", decode=decode, batch_size=2, collate=Pad(0))
+    (plain,) = kind(dataset)
+    dataset.set_epoch(0)
+    (batch,) = DevicePrefetcher(kind(dataset), device="cpu")
+    assert plain["boxes"]["masks"].shape == (2, 3, 32, 32)
+    torch.testing.assert_close(batch["boxes"]["masks"], plain["boxes"]["masks"], rtol=0, atol=0)
+    assert batch["image"].dtype == torch.float32
 
 
 def test_values_other_than_images_arrive_unchanged() -> None:

@@ -280,6 +280,7 @@ def test_any_text_gives_boxes_or_a_decode_error(text: str | bytes) -> None:
     [
         (lambda: Boxes("yxyx"), "format must be one of 'xyxy', 'xywh', 'cxcywh', 'yolo', got 'yxyx'"),  # type: ignore[arg-type]
         (lambda: Boxes(values=("labels",)), "values must be names with a type, such as 'labels:int', got 'labels'"),
+        (lambda: Boxes(values="labels:int"), r"values must be a tuple, such as \('labels:int',\); got the"),  # type: ignore[arg-type]
         (lambda: Boxes(values=("labels:bool",)), "values must be names with a type"),
         (lambda: Boxes(values=("boxes:int",)), "values must be names with a type"),
         (lambda: Boxes(min_visible=1.1), r"min_visible must be in \[0, 1\], got 1.1"),
