@@ -9,7 +9,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby, islice
+from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
 
@@ -27,6 +27,8 @@ CAPTION = ".txt"
 """The extension of captions."""
 _IMAGES = "images"
 _MASKS = "masks"
+_IMAGE_FOLDERS = _IMAGES, "image", "imgs", "img", "Images"
+_MASK_FOLDERS = _MASKS, "mask", "Masks"
 _ARRAY = ".npy"
 _PAIR = [ColumnType.PATH, ColumnType.PATH]
 
@@ -118,18 +120,24 @@ class Beside:
 
 
 def pair_of_folders(folder: Path, options: FolderOptions, columns: str | None) -> Beside | None:
-    """Return the images and masks of a folder that contains just `images` and `masks`; None if it is another one.
+    """Return the images and masks of a folder that contains `images` and `masks`; None if it is another one.
 
     If `columns` are not those of a pair, the folders are treated as classes.
+
+    Raises:
+        ArgumentError: there are also other folders or images, or the two have other names of this kind.
     """
     if options.beside or (columns is not None and [column.type for column in parse_columns(columns)] != _PAIR):
         return None
     try:
-        with os.scandir(str(folder)) as entries:
-            found = {entry.name for entry in islice((entry for entry in entries if entry.name[0] != "."), 3)}
+        found = _named_as_pair(folder)
     except OSError:  # opening the folder raises an error that says more
         return None
-    if found != {_IMAGES, _MASKS}:
+    if found is None:
+        return None
+    if columns is None:
+        _refuse_others(folder, *found, options.extensions)
+    if found != (_IMAGES, _MASKS):
         return None
     names = (name for _, _, files in os.walk(folder / _MASKS) for name in sorted(files) if not name.startswith("."))
     name = next((name for name in names if name.lower().endswith((*options.extensions, _ARRAY))), None)
@@ -143,6 +151,36 @@ def pair_of_folders(folder: Path, options: FolderOptions, columns: str | None) -
         masks=str(folder / _MASKS),
         extensions=options.extensions,
     )
+
+
+def _named_as_pair(folder: Path) -> tuple[str, str] | None:
+    """Return the names of a folder of images and of a folder of masks, if both exist."""
+    found = []
+    for names in (_IMAGE_FOLDERS, _MASK_FOLDERS):
+        name = next((name for name in names if (folder / name).is_dir()), None)
+        if name is None:
+            return None
+        found.append(name)
+    return found[0], found[1]
+
+
+def _refuse_others(folder: Path, images: str, masks: str, extensions: tuple[str, ...]) -> None:
+    """Refuse a pair that would be taken for classes, or hide other images."""
+    with os.scandir(str(folder)) as entries:
+        others = sorted(
+            entry.name + "/" * entry.is_dir()
+            for entry in entries
+            if entry.name[0] != "."
+            and entry.name not in {images, masks}
+            and (entry.is_dir() or entry.name.lower().endswith(extensions))
+        )
+    if others or (images, masks) != (_IMAGES, _MASKS):
+        also = f", but also {printable(others[0])}" if others else ""
+        raise ArgumentError(
+            f"{printable(str(folder))}: has {images}/ and {masks}/{also}. If masks belong to images, index "
+            f"{printable(str(folder / images))} with beside={{'mask': '../{masks}/{{}}.png'}} (--beside "
+            f"'mask=../{masks}/{{}}.png'). If all folders are classes, give columns='image:path label:int' (--columns)"
+        )
 
 
 def captions_of(folder: str, stems: Iterable[tuple[str, bool]], left_out: LeftOut) -> Beside | None:

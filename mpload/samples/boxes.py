@@ -14,7 +14,7 @@ from mpload.images.geometry import Geometry
 from mpload.images.jpeg_header import ImageBytes
 from mpload.images.limits import Limits
 from mpload.index.label_lines import MAX_FRACTION, MIN_FRACTION, fraction_fault
-from mpload.samples.keypoints import Keypoints, move_points
+from mpload.samples.keypoints import Keypoints, check_visibility, move_points
 from mpload.samples.objects import Objects, finite, is_yolo, parse_objects, parse_yolo, scale_between, text_of
 from mpload.samples.segments import draw_segment
 
@@ -225,6 +225,7 @@ class Boxes:
         if numbers.shape[1] % 3:
             raise DecodeError(f"keypoints must be x, y and visibility of each; got {numbers.shape[1]} numbers")
         points = numbers.reshape(len(numbers), numbers.shape[1] // 3, 3)[kept]
+        check_visibility(points)
         return move_points(decode, points, self._scale(objects, geometry), geometry)
 
     def _number(self, label: object) -> object:

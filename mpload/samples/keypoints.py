@@ -12,7 +12,10 @@ from mpload.images.jpeg_header import ImageBytes
 from mpload.images.limits import Limits
 from mpload.samples.objects import finite, parse_json, scale_between, stated_size
 
-__all__ = ["Keypoints", "listed_points", "move_points"]
+__all__ = ["Keypoints", "check_visibility", "listed_points", "move_points"]
+
+MAX_VISIBILITY = 2
+"""Of a point that can be seen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +80,24 @@ class Keypoints:
         return move_points(self, listed_points(parsed), scale, geometry)
 
 
+def check_visibility(points: NDArray[np.float64]) -> None:
+    """Refuse flat lists of x and y alone, which would be taken for other points.
+
+    Args:
+        points: x, y and visibility of points, float64 [..., n, 3].
+
+    Raises:
+        DecodeError: A visibility is not between 0 and 2.
+    """
+    visibility = points[..., 2]
+    wrong = visibility[(visibility < 0) | (visibility > MAX_VISIBILITY)]
+    if wrong.size:
+        raise DecodeError(
+            f"each third number of a flat list is a visibility, 0 to {MAX_VISIBILITY}, got {wrong[0]:g}. Write points "
+            "without one as pairs: [[x, y], ...]"
+        )
+
+
 def move_points(
     decode: Keypoints, points: NDArray[np.float64], scale: tuple[float, float], geometry: Geometry | None
 ) -> NDArray[np.float32]:
@@ -124,8 +145,10 @@ def listed_points(parsed: Any) -> NDArray[np.float64]:
         numbers = finite(parsed, (None,), "points")
         if len(numbers) % 3:
             raise DecodeError(f"a flat list of points is x, y and visibility of each; got {len(numbers)} numbers")
-        return numbers.reshape(-1, 3)
+        points = numbers.reshape(-1, 3)
+        check_visibility(points)
+        return points
     if len(parsed[0]) == 3:
         return finite(parsed, (None, 3), "points")
     points = finite(parsed, (None, 2), "points")
-    return np.concatenate([points, np.full((len(points), 1), 2.0)], axis=1)
+    return np.concatenate([points, np.full((len(points), 1), float(MAX_VISIBILITY))], axis=1)

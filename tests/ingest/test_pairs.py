@@ -30,6 +30,34 @@ def test_folders_of_images_and_masks_can_still_be_classes(tmp_path: Path) -> Non
     assert open_index(out).classes == ("images", "masks")
 
 
+@pytest.mark.parametrize("more", ["depth/1.png", "masks2/1.png", "0.jpg"])
+def test_images_and_masks_beside_other_images_are_not_taken_for_classes(tmp_path: Path, more: str) -> None:
+    tree = make_files(tmp_path / "tree", "images/1.jpg", "masks/1.png", more)
+    name = more.partition("/")[0]
+    with pytest.raises(ArgumentError, match=rf"has images/ and masks/, but also {name}.*beside=.*columns=") as caught:
+        build_index(tree, tmp_path / "x.txt")
+    assert not (tmp_path / "x.txt").exists()
+    assert "{'mask': '../masks/{}.png'}" in str(caught.value)
+    out = build_index(tree / "images", tmp_path / "x.txt", folder=FolderOptions(beside={"mask": "../masks/{}.png"}))
+    assert columns_of(out) == "image:path mask:path"
+    build_index(tree, tmp_path / "x.txt", columns="image:path mask:path")
+    assert cells(tmp_path / "x.txt") == [("images/1.jpg", "masks/1.png")]
+
+
+def test_other_names_of_images_and_masks_are_not_taken_for_classes(tmp_path: Path) -> None:
+    tree = make_files(tmp_path / "tree", "img/1.jpg", "mask/1.png")
+    with pytest.raises(ArgumentError, match=r"has img/ and mask/. If masks belong to images, index .*/img with"):
+        build_index(tree, tmp_path / "x.txt")
+    faces = make_files(tmp_path / "faces", "mask/1.jpg", "no_mask/1.jpg")
+    assert cells(build_index(faces, tmp_path / "y.txt")) == [("mask/1.jpg", 0), ("no_mask/1.jpg", 1)]
+
+
+def test_texts_beside_images_and_masks_do_not_matter(tmp_path: Path) -> None:
+    tree = make_files(tmp_path / "tree", "images/1.jpg", "masks/1.png", "README.md", "classes.txt")
+    out = build_index(tree, tmp_path / "x.txt")
+    assert cells(out) == [("images/1.jpg", "masks/1.png")]
+
+
 def test_an_image_without_a_mask_is_an_error_that_names_both(tmp_path: Path) -> None:
     tree = make_files(tmp_path / "tree", "images/1.jpg", "images/2.jpg", "masks/1.png")
     with pytest.raises(ArgumentError, match=r"image 2\.jpg has no file .*/masks/2\.png \(column mask\)\. Add the mask"):

@@ -86,6 +86,11 @@ def test_without_points_the_array_is_empty() -> None:
     ("decode", "text", "message"),
     [
         (Keypoints(), "[1, 2]", "a flat list of points is x, y and visibility of each; got 2 numbers"),
+        (
+            Keypoints(),
+            "[10, 20, 30, 40, 50, 60]",
+            r"each third number of a flat list is a visibility, 0 to 2, got 30\.",
+        ),
         (Keypoints(), "{}", "the JSON has neither 'keypoints' nor 'points'"),
         (Keypoints(), '{"points": [[1, 2]], "width": 100, "height": 200}', "exif_orientation=False"),
         (Keypoints(flip_pairs=((0, 3),)), "[[1, 2], [3, 4]]", r"flip_pairs has \(0, 3\), but there are 2 points"),
