@@ -6,8 +6,9 @@ from dataclasses import asdict
 from mpload.cli.reports import print_json
 from mpload.cli.summary import row_index_facts, row_index_text
 from mpload.ingest.appending import Appended
+from mpload.ingest.class_folders import names_of_some
 from mpload.samples.row_index import RowIndex
-from mpload.units import format_counted, format_seconds, printable
+from mpload.units import format_counted, format_seconds
 
 __all__ = ["print_appended"]
 
@@ -24,8 +25,7 @@ def print_appended(found: Appended, rows: Sequence[RowIndex], *, seconds: float,
     if found.num_new:
         classes = ""
         if found.new_classes:
-            names = ", ".join(map(printable, found.new_classes[:5])) + ", ..." * (len(found.new_classes) > 5)
-            classes = f" and {format_counted(len(found.new_classes), 'class')} ({names})"
+            classes = f" and {format_counted(len(found.new_classes), 'class')} ({names_of_some(found.new_classes)})"
         new = format_counted(found.num_new, "sample")
         print(f"{found.path}: appended {new}{classes}, now {total}, in {format_seconds(seconds)}")
     else:

@@ -18,6 +18,7 @@ from mpload.index.index import Index
 from mpload.index.opening import open_index
 from mpload.ingest.appending import append_to_index
 from mpload.ingest.build import build_index
+from mpload.ingest.class_folders import names_of_some
 from mpload.ingest.folder_options import IMAGE_EXTENSIONS, FolderOptions
 from mpload.samples.row_index import RowIndex
 from mpload.tools.rows import note_rows
@@ -132,8 +133,8 @@ def index(
         print_json({"indexes": facts, "seconds": round(seconds, 3)})
     else:
         parts = ", ".join(f"{made.path}: {format_counted(len(made), 'sample')}" for made in indexes)
-        num_classes = len(indexes[0].classes)
-        classes = f" of {format_counted(num_classes, 'class')}" if num_classes else ""
+        names = indexes[0].classes
+        classes = f" of {format_counted(len(names), 'class')} ({names_of_some(names)})" if names else ""
         print(f"{parts}{classes}, in {format_seconds(seconds)}")
         for noted in rows:
             print(f"{noted.path}: {row_index_text(noted)}")

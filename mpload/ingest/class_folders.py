@@ -16,22 +16,25 @@ __all__ = [
 ]
 
 _SPLIT = ("images", "labels")
+_SPLITS = frozenset({"train", "training", "val", "valid", "validation", "dev", "eval", "test", "testing"})
 
 
 def refuse_splits(folder: str, classes: Sequence[str]) -> None:
-    """Raise `ArgumentError` if subfolders of a local folder hold `images` and `labels`, as splits of YOLO's do.
+    """Raise `ArgumentError` if subfolders are splits by their names, or hold `images` and `labels`.
 
     Args:
-        folder: an absolute path.
+        folder: an absolute path, or a URL.
         classes: the names of its subfolders, sorted.
     """
-    splits = [name for name in classes if all(os.path.isdir(f"{folder}/{name}/{inner}") for inner in _SPLIT)]  # noqa: PTH112
+    named = [name for name in classes if name.lower() in _SPLITS]
+    laid_out = [name for name in classes if all(os.path.isdir(f"{folder}/{name}/{inner}") for inner in _SPLIT)]  # noqa: PTH112
+    splits = laid_out or (named if len(named) == len(classes) or len(named) > 1 else [])
     if splits:
+        why = "hold 'images' and 'labels', as splits in YOLO's layout do" if laid_out else "have the names of splits"
         raise ArgumentError(
-            f"{printable(folder)}: subfolders hold 'images' and 'labels', as splits in YOLO's layout do, so they are "
-            f"no classes: {names_of_some(splits)}. Index each split by itself: mpload index {printable(folder)}/"
-            f"{printable(splits[0])} -o {printable(splits[0])}.txt. If they are classes, give "
-            "columns='image:path label:int' (--columns)"
+            f"{printable(folder)}: subfolders {why}, so they are no classes: {names_of_some(splits)}. Index each split "
+            f"by itself: mpload index {printable(folder)}/{printable(splits[0])} -o {printable(splits[0])}.txt. If "
+            "they are classes, give columns='image:path label:int' (--columns)"
         )
 
 

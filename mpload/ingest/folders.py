@@ -121,7 +121,7 @@ def open_folder(
             return
         beside_classes = walk.beside.take(Reason.EXTENSION)  # ignored if there are class folders
         classes = sorted(walk.classes)
-        if columns is None and isinstance(walk, _Walk) and not unlabelled:
+        if columns is None and not unlabelled:
             refuse_splits(folder, classes)
         labelled = _labelled(walk, classes, walk.in_classes(keys, loose, scratch), prefix)
         if (first := next(labelled, None)) is not None:

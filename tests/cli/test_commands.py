@@ -270,7 +270,7 @@ def test_a_single_sample_class_shard_index_or_finding_is_singular(photos: Path, 
     one.parent.mkdir(parents=True)
     shutil.copy(next(photos.glob("*/*")), one)
     index = tmp_path / "one.txt"
-    assert f"{index}: 1 sample of 1 class, in " in mpload("index", one.parents[1], "-o", index).stdout
+    assert f"{index}: 1 sample of 1 class (cat), in " in mpload("index", one.parents[1], "-o", index).stdout
     assert ": 1 sample from 1 index\n" in mpload("merge", index, "-o", tmp_path / "merged.txt").stdout
     assert ": 1 sample in 1 shard, " in mpload("pack", index, "-o", pack).stdout
     one.write_bytes(b"no photo")

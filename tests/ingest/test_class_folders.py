@@ -90,6 +90,24 @@ def test_a_folder_with_more_images_beside_its_subfolders_than_in_them_is_refused
         assert len(cells(build_index(flat, tmp_path / "x.txt"))) == 2
 
 
+@pytest.mark.parametrize("splits", [("train",), ("train", "val"), ("Training", "test", "extra")])
+def test_folders_named_as_splits_are_no_classes(tmp_path: Path, splits: tuple[str, ...]) -> None:
+    tree = make_files(tmp_path / "tree", *(f"{split}/{name}/1.jpg" for split in splits for name in ("cat", "dog")))
+    with pytest.raises(
+        ArgumentError, match=rf"have the names of splits, so they .*: {splits[0]}.* mpload index .*/{splits[0]} -o "
+    ):
+        build_index(tree, tmp_path / "x.txt")
+    assert open_index(build_index(tree / splits[0], tmp_path / "x.txt")).classes == ("cat", "dog")
+    assert open_index(build_index(tree, tmp_path / "x.txt", columns="image:path label:int")).classes == tuple(
+        sorted(splits)
+    )
+
+
+def test_a_class_may_have_the_name_of_a_split(tmp_path: Path) -> None:
+    tree = make_files(tmp_path / "tree", "bus/1.jpg", "train/1.jpg")
+    assert open_index(build_index(tree, tmp_path / "x.txt")).classes == ("bus", "train")
+
+
 def test_splits_of_yolo_are_no_classes(tmp_path: Path) -> None:
     tree = make_files(tmp_path / "tree", "train/images/1.jpg", "valid/images/2.jpg", "test/images/3.jpg")
     for split in ("train", "valid"):
