@@ -16,50 +16,19 @@
 
 #include <jerror.h>
 
+#include "_bits.h"
 #include "_decoder.h"
-#include "_huffman.h"
-
-/* Compile a function twice: also with the instructions that shift by any number of bits in one cycle. The processor
-   chooses when the module is loaded. Loaders of other C libraries than glibc do not know how. */
-#if defined(__x86_64__) && defined(__GLIBC__)
-#define WITH_BMI2_TOO __attribute__((target_clones("default", "bmi2")))
-#else
-#define WITH_BMI2_TOO
-#endif
 
 enum {
-    FILLED_BITS = 56,       /* minimum in the window after `fill` */
     MAX_VALUE_BITS = 15,
     LEFT_AFTER_DC = FILLED_BITS - MAX_CODE_BITS - MAX_VALUE_BITS,
-    PAIRS_A_FILL = FILLED_BITS / PAIR_BITS,             /* 5 */
     SKIPS_A_FILL = FILLED_BITS / MAX_SKIPPED_BITS,      /* 3 */
     PAIRS_AFTER_DC = LEFT_AFTER_DC / PAIR_BITS,         /* 2 */
-    SKIPS_AFTER_DC = LEFT_AFTER_DC / MAX_SKIPPED_BITS,  /* 1 */
-    UNDEFINED_CODE = 1 << 30    /* the value of `missing` after such a code: more than a window ever holds */
+    SKIPS_AFTER_DC = LEFT_AFTER_DC / MAX_SKIPPED_BITS   /* 1 */
 };
 
-/* From a place to the index in a block, which is stored row by row. In damaged files a run may lead up to 15 places
-   beyond the last; like libjpeg, this stores such a value in the last place. */
-static const uint8_t IN_BLOCK[LAST_PLACE + 1 + 15] = {
-    0,  1,  8,  16, 9,  2,  3,  10, 17, 24, 32, 25, 18, 11, 4,  5,
-    12, 19, 26, 33, 40, 48, 41, 34, 27, 20, 13, 6,  7,  14, 21, 28,
-    35, 42, 49, 56, 57, 50, 43, 36, 29, 22, 15, 23, 30, 37, 44, 51,
-    58, 59, 52, 45, 38, 31, 39, 46, 53, 60, 61, 54, 47, 55, 62, 63,
-    63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63,
-};
-
-static inline uint64_t first_bits(const BitReader *bits, int count) {
-    return bits->window >> (64 - count);
-}
-
-static inline void use_bits(BitReader *bits, int count) {
-    bits->window <<= count;
-    bits->count -= count;
-}
-
-/* The slow way, byte by byte. The encoder puts a zero after each data byte 0xFF, to tell it from a marker; that zero is
-   dropped. At a marker or at the end of the data, the window is filled up with zeros, which count as missing. */
-static __attribute__((noinline)) void fill_by_bytes(BitReader *bits) {
+/* At a marker or at the end of the data, the window is filled up with zeros, which count as missing. */
+void fill_by_bytes(BitReader *bits) {
     while (bits->count < FILLED_BITS) {
         const uint8_t *next = bits->next;
         uint8_t byte = 0;
@@ -75,59 +44,6 @@ static __attribute__((noinline)) void fill_by_bytes(BitReader *bits) {
         bits->window |= (uint64_t)byte << (FILLED_BITS - bits->count);
         bits->count += 8;
     }
-}
-
-/* Bring the window to at least FILLED_BITS. */
-static inline void fill(BitReader *bits) {
-    if (bits->end - bits->next >= 8) {
-        const uint8_t *b = bits->next;
-        uint64_t bytes = (uint64_t)b[0] << 56 | (uint64_t)b[1] << 48 | (uint64_t)b[2] << 40 | (uint64_t)b[3] << 32
-            | (uint64_t)b[4] << 24 | (uint64_t)b[5] << 16 | (uint64_t)b[6] << 8 | b[7];
-        uint64_t ones = 0x0101010101010101, tops = 0x8080808080808080;
-        if ((bytes & tops & (~bytes - ones)) == 0) {  /* no byte is 0xFF */
-            /* This may also set some uncounted bits, from the byte at the new `next`. The next fill sets them again, to
-               the same values. */
-            bits->window |= bytes >> bits->count;  /* as many whole bytes as fit, then at least 56 bits */
-            bits->next += (63 - bits->count) >> 3;
-            bits->count |= FILLED_BITS;
-            return;
-        }
-    }
-    BitReader copy = *bits;  /* only the copy's address is taken, so that `bits` can stay in registers */
-    fill_by_bytes(&copy);
-    *bits = copy;
-}
-
-/* The next `size` bits as a signed value: negative if the first bit is 0. A size of 0 gives 0. */
-static inline int take_value(BitReader *bits, int size) {
-    int value = (int)(bits->window >> 1 >> (63 - size));
-    int is_negative = 1 - (int)(bits->window >> 63);
-    use_bits(bits, size);
-    return value - (((1 << size) - 1) & -is_negative);  /* no branch: signs cannot be predicted */
-}
-
-/* The next symbol. An undefined code counts as missing bits and gives 0, which ends an AC block. */
-static inline int take_symbol(BitReader *bits, const Codes *codes) {
-    Code code = find_code(codes, (unsigned)first_bits(bits, MAX_CODE_BITS));
-    use_bits(bits, code.bits);
-    bits->missing = code.bits != 0 ? bits->missing : UNDEFINED_CODE;
-    return code.symbol;
-}
-
-/* One AC symbol and its value, for prefixes that the tables do not cover. `block` is NULL if the block is skipped.
-   Returns the new place, or ENDS_BLOCK. */
-static inline unsigned take_one(BitReader *bits, const Codes *codes, unsigned place, JCOEF *block) {
-    fill(bits);
-    int symbol = take_symbol(bits, codes), run = symbol >> 4, size = symbol & 15;
-    if (size == 0) {
-        return run == 15 ? place + 16 : ENDS_BLOCK;
-    }
-    place += (unsigned)run + 1;
-    int value = take_value(bits, size);
-    if (block != NULL) {
-        block[IN_BLOCK[place]] = (JCOEF)value;
-    }
-    return place;
 }
 
 /* Decode the AC coefficients of a block, right after its DC coefficient. There are several lookups for each fill, since
