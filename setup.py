@@ -7,7 +7,7 @@ from setuptools import Extension, setup
 
 JPEG_FILES = (
     *("_decoder", "_scale", "_together", "_rows", "_resize", "_resize_simd"),
-    *("_huffman", "_huffman_scan", "_huffman_shared", "_huffman_tables", "_huffman_test"),
+    *("_huffman", "_huffman_two", "_huffman_scan", "_huffman_shared", "_huffman_tables", "_huffman_test"),
     *("_photos", "_header", "_philox", "_crop", "_crops", "_jpeg_crops"),
 )
 

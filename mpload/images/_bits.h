@@ -13,6 +13,9 @@
 #define WITH_BMI2_TOO
 #endif
 
+/* Tell the compiler to keep registers for the other case. */
+#define UNLIKELY(condition) __builtin_expect((condition), 0)
+
 enum {
     FILLED_BITS = 56,           /* minimum in the window after `fill` */
     PAIRS_A_FILL = FILLED_BITS / PAIR_BITS,     /* 5 */

@@ -79,6 +79,9 @@ void free_decoder(Decoder *decoder) {
             free_decoder(decoder->others[number]);
         }
     }
+    if (decoder->beside != NULL) {
+        free_decoder(decoder->beside);
+    }
     for (size_t number = 0; number < decoder->resizers_bytes / sizeof *decoder->resizers; number++) {
         free_resizer(&decoder->resizers[number]);
     }

@@ -98,8 +98,19 @@ typedef struct Decoder {
     struct Decoder *others[NUM_SCALES - 1]; /* for further scales of the photo; NULL before they are needed */
     struct Huffman *shared;     /* what decodes the Huffman codes of several scales, and how far this one has come */
     Reader reader;
+    struct Decoder *beside;     /* for a second photo, which is decoded in turn; NULL before it is needed */
     struct Decoder *next;   /* in the module's list of idle decoders */
 } Decoder;
+
+/* All views of a photo, as far as they are decoded. */
+typedef struct {
+    Decoder *decoders[NUM_SCALES];      /* of the scales that the views need */
+    int denominators[NUM_SCALES];
+    int count;
+    int strip_rows;                     /* height of a row of MCUs at full size */
+    int num_rows;                       /* height of the photo */
+    int next_row;                       /* first row of the strip that is shown next */
+} Together;
 
 /* _decoder.c */
 
@@ -122,6 +133,18 @@ int decode_views(
    views of that scale. Also returns 0 if that is impossible, or would take longer than to decode each view alone. */
 int decode_together(
     Decoder *decoder, const uint8_t *data, size_t num_bytes, const View *views, uint8_t *const *outs, size_t count);
+
+/* `decode_together` in steps. Begin; then show one strip after the other, each a row of MCUs, until `is_shown`. If
+   `strands`, rows of MCUs may be decoded before their strips are shown; see _huffman.h. A step that returns 0 has stopped
+   the work, as `stop_together` does. */
+int begin_together(
+    Together *work, Decoder *decoder, int strands, const uint8_t *data, size_t num_bytes, const View *views,
+    uint8_t *const *outs, size_t count
+);
+int show_strip(Together *work);
+int is_shown(const Together *work);
+int num_strips(const Together *work);   /* down to the last that a view shows */
+void stop_together(Together *work);
 
 /* As `decode_view`, faster with an entry of the photo; see _rows.h. If `entry` is not one, as with 0 bytes, an entry is
    made where that is possible, and `decoder->huffman->rows.entry_bytes` is not 0 afterwards. */

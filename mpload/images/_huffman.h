@@ -3,7 +3,9 @@
    _huffman_tables.c  builds lookup tables from the tables in the file
    _huffman_scan.c    prepares for a scan, and takes libjpeg-turbo's place
    _huffman.c         decodes a scan with them
+   _bits.h            the bits of a scan, for those that decode it
    _huffman_shared.c  decodes a scan once for several scales
+   _huffman_two.c     decodes the scans of two photos in turn
    _rows.c            keeps where the rows of MCUs begin; see _rows.h
    _huffman_test.c    tests whether the pixels are the same as with libjpeg-turbo's decoder
 
@@ -76,6 +78,12 @@ typedef struct {
     Skip skips[2 << SKIP_BITS];     /* [1 << SKIP_BITS | prefix]; the first half holds shorter prefixes */
 } AcTable;
 
+/* The tables of a photo. They are kept for the next one, which often has the same. */
+typedef struct {
+    Codes dc[NUM_HUFF_TBLS];
+    AcTable ac[NUM_HUFF_TBLS];
+} Tables;
+
 /* The bits of a scan up to the next marker. */
 typedef struct {
     uint64_t window;            /* the next bits; the first is the most significant */
@@ -119,9 +127,21 @@ typedef struct Huffman {
     unsigned first_shown, end_shown;            /* other columns are skipped */
     unsigned restart_interval, until_restart;   /* in MCUs; the interval is 0 if there are no restart markers */
     int next_restart;                           /* number of the next restart marker, 0 to 7 */
-    Codes dc_tables[NUM_HUFF_TBLS];             /* kept for the next photo, which often has the same tables */
-    AcTable ac_tables[NUM_HUFF_TBLS];
+    Tables own;
+    Tables *tables;                             /* those in use: its own, or those of the photo beside it */
+    struct Huffman *beside;                     /* of the photo that is decoded at the same time; NULL if there is none */
 } Huffman;
+
+/* A row of MCUs that is being decoded, and may be left in the middle of a block. */
+typedef struct {
+    Huffman *huffman;
+    BitReader bits;
+    const AcTable *table;
+    JBLOCK *block;
+    unsigned place;     /* of the block's last coefficient so far */
+    int number;         /* of the block in its MCU */
+    unsigned num_left;  /* MCUs of the row that have not ended */
+} Strand;
 
 /* Replace libjpeg-turbo's `decode_mcu`. Call it after `jpeg_start_decompress` and before rows are read or skipped;
    pixels left of column `left` and from column `right` of the scaled image on are not needed.
@@ -143,6 +163,28 @@ void forget(Huffman *huffman);
 int take_over_shared(
     Huffman *huffman, Reader *reader, int is_first, j_decompress_ptr info, JDIMENSION left, JDIMENSION right,
     int first_row);
+
+/* Whether the scan can be decoded by strands, in turn with that of another photo. */
+int has_strands(const Huffman *huffman);
+
+/* Begin the next row of MCUs that a scale needs. Until the row ends, nothing else may use `huffman`. Returns 0 if
+   something is wrong with the rows above. */
+int begin_row(Strand *strand, Huffman *huffman);
+
+/* Decode two rows until one of them ends or both do: `num_left` is 0 then. */
+void take_two(Strand *one, Strand *other);
+
+/* Decode the rest of a row. */
+void take_rest(Strand *strand);
+
+/* Note that the row has ended. Returns 0 if something is wrong with it. */
+int end_row(Strand *strand);
+
+/* The coefficients of an MCU that are kept for several scales. */
+static inline JBLOCK *recent_mcu(const Huffman *huffman, unsigned row, unsigned column) {
+    size_t number = (size_t)(row % RECENT_ROWS) * huffman->num_columns + column;
+    return huffman->recent + number * (size_t)huffman->num_blocks;
+}
 
 /* Skip the rest of the scan, so that the starts of all rows are noted. Returns 0 if something is wrong with it. */
 int skip_rest(Huffman *huffman);
@@ -167,6 +209,9 @@ int is_legal(const JHUFF_TBL *table, int max_symbol);
    built only if `at_once`, or when it comes a second time; until then the result is 0. */
 void prepare_dc_table(Codes *codes, const JHUFF_TBL *from);
 int prepare_ac_table(AcTable *table, const JHUFF_TBL *from, int at_once);
+
+/* Whether a lookup table is that of a table in the file. */
+int is_prepared(const Codes *codes, const JHUFF_TBL *from);
 
 /* The code at the beginning of a 16-bit prefix, if it is longer than CODE_BITS. */
 Code find_long_code(const Codes *codes, unsigned prefix);

@@ -32,19 +32,54 @@ static int is_understood(j_decompress_ptr info) {
         && info->Ah == 0 && info->Al == 0 && info->data_precision == 8 && info->unread_marker == 0;
 }
 
+static int are_legal(j_decompress_ptr info) {
+    for (int component = 0; component < info->comps_in_scan; component++) {
+        const jpeg_component_info *about = info->cur_comp_info[component];
+        if (!is_legal(info->dc_huff_tbl_ptrs[about->dc_tbl_no], 15)
+            || !is_legal(info->ac_huff_tbl_ptrs[about->ac_tbl_no], 255)) {
+            return 0;
+        }
+    }
+    return 1;
+}
+
+static int are_prepared(const Tables *tables, j_decompress_ptr info) {
+    for (int component = 0; component < info->comps_in_scan; component++) {
+        int dc = info->cur_comp_info[component]->dc_tbl_no, ac = info->cur_comp_info[component]->ac_tbl_no;
+        if (!is_prepared(&tables->dc[dc], info->dc_huff_tbl_ptrs[dc])
+            || !is_prepared(&tables->ac[ac].codes, info->ac_huff_tbl_ptrs[ac])) {
+            return 0;
+        }
+    }
+    return 1;
+}
+
+/* Use the tables of the photo beside this one if they are the same: two sets would not fit into the fastest cache. If they
+   differ, use those that are free; the other photo may have borrowed this one's. */
+static void choose_tables(Huffman *huffman, j_decompress_ptr info) {
+    const Huffman *beside = huffman->beside;
+    huffman->tables = &huffman->own;
+    if (beside != NULL && are_prepared(beside->tables, info)) {
+        huffman->tables = beside->tables;
+    } else if (beside != NULL && beside->tables == &huffman->own) {
+        huffman->tables = &huffman->beside->own;
+    }
+}
+
 /* Returns 0 if the scan is short and its tables are new: making them would take longer than they save. They are made
    when the next photo has the same ones, as in data sets that one program wrote. */
 static int prepare_tables(Huffman *huffman, j_decompress_ptr info) {
+    if (!are_legal(info)) {
+        return 0;
+    }
+    choose_tables(huffman, info);
     int are_ready = 1, at_once = info->src->bytes_in_buffer >= LONG_SCAN_BYTES;  /* up to the end of the file */
     unsigned prepared = 0;  /* a bit for each AC table, since components may share one */
     for (int component = 0; component < info->comps_in_scan; component++) {
         int dc = info->cur_comp_info[component]->dc_tbl_no, ac = info->cur_comp_info[component]->ac_tbl_no;
-        if (!is_legal(info->dc_huff_tbl_ptrs[dc], 15) || !is_legal(info->ac_huff_tbl_ptrs[ac], 255)) {
-            return 0;
-        }
-        prepare_dc_table(&huffman->dc_tables[dc], info->dc_huff_tbl_ptrs[dc]);
+        prepare_dc_table(&huffman->tables->dc[dc], info->dc_huff_tbl_ptrs[dc]);
         if (!(prepared >> ac & 1)) {
-            are_ready &= prepare_ac_table(&huffman->ac_tables[ac], info->ac_huff_tbl_ptrs[ac], at_once);
+            are_ready &= prepare_ac_table(&huffman->tables->ac[ac], info->ac_huff_tbl_ptrs[ac], at_once);
             prepared |= 1U << ac;
         }
     }
@@ -88,7 +123,7 @@ static void start_scan(Huffman *huffman, j_decompress_ptr info) {
         int component = info->MCU_membership[number];
         const jpeg_component_info *about = info->cur_comp_info[component];
         huffman->blocks[number] = (BlockPlan){
-            &huffman->dc_tables[about->dc_tbl_no], &huffman->ac_tables[about->ac_tbl_no],
+            &huffman->tables->dc[about->dc_tbl_no], &huffman->tables->ac[about->ac_tbl_no],
             &huffman->predictors[component], SCALED_SIZE(about) > 1};
     }
     memset(huffman->predictors, 0, sizeof huffman->predictors);

@@ -6,11 +6,6 @@
 #include "_decoder.h"
 #include "_huffman.h"
 
-static JBLOCK *recent_mcu(const Huffman *huffman, unsigned row, unsigned column) {
-    size_t number = (size_t)(row % RECENT_ROWS) * huffman->num_columns + column;
-    return huffman->recent + number * (size_t)huffman->num_blocks;
-}
-
 /* Decode the next MCU and keep its coefficients, if any scale shows it. Returns 0 if something is wrong. */
 static int keep_mcu(Huffman *huffman) {
     if (huffman->row < huffman->first_recent || huffman->column < huffman->first_shown

@@ -50,6 +50,10 @@ static int is_same(const Codes *codes, const JHUFF_TBL *from) {
         && memcmp(codes->symbols, from->huffval, num_codes) == 0;
 }
 
+int is_prepared(const Codes *codes, const JHUFF_TBL *from) {
+    return codes->is_filled && is_same(codes, from);
+}
+
 static void note(Codes *codes, const JHUFF_TBL *from) {
     memcpy(codes->counts, from->bits, sizeof codes->counts);
     memcpy(codes->symbols, from->huffval, sizeof codes->symbols);
@@ -74,7 +78,7 @@ static void fill_codes(Codes *codes) {
 }
 
 void prepare_dc_table(Codes *codes, const JHUFF_TBL *from) {
-    if (!codes->is_filled || !is_same(codes, from)) {
+    if (!is_prepared(codes, from)) {
         note(codes, from);
         fill_codes(codes);
     }

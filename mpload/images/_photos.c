@@ -62,6 +62,12 @@ void turn(const uint8_t *stored, int orientation, int mirror, const int size[2],
     }
 }
 
+void note_photo(const Photos *photos, size_t number) {
+    if (photos->next != NULL) {
+        __atomic_store_n(photos->next, photos->first + (int64_t)number, __ATOMIC_RELAXED);
+    }
+}
+
 /* Decode with the photo's entry of the row index, if there is one; return as `is_made`. */
 static int decode_with_entry(
     Decoder *decoder, const Photos *photos, size_t number, const uint8_t *data, size_t num_bytes, const View *view,
@@ -131,9 +137,7 @@ int decode_photos(Decoder *decoder, const Photos *photos) {
         return 0;
     }
     for (size_t number = 0; number < photos->count; number++) {
-        if (photos->next != NULL) {
-            __atomic_store_n(photos->next, photos->first + (int64_t)number, __ATOMIC_RELAXED);
-        }
+        note_photo(photos, number);
         photos->is_made[number] = (uint8_t)decode_photo(decoder, photos, number, turned);
     }
     free(turned);

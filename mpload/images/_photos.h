@@ -91,6 +91,9 @@ typedef struct {
     int64_t first;                  /* number of the first photo */
 } Photos;
 
+/* Say which photo is decoded now. */
+void note_photo(const Photos *photos, size_t number);
+
 /* Read the header of a photo, if it is within the limits. `is_upright` and the limits of `photos` are used. */
 int open_photo(const Photos *photos, const uint8_t *data, int64_t num_bytes, Header *header);
 

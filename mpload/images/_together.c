@@ -63,13 +63,6 @@ static int is_less_work(const View *views, size_t count) {
     return codes + colours <= alone;
 }
 
-/* The decoders of all scales that the views need; the first is the caller's. */
-typedef struct {
-    Decoder *decoders[NUM_SCALES];
-    int denominators[NUM_SCALES];
-    int count;
-} Scales;
-
 static int is_needed(int denominator, const View *views, size_t count) {
     for (size_t number = 0; number < count; number++) {
         if (views[number].denominator == denominator) {
@@ -80,7 +73,7 @@ static int is_needed(int denominator, const View *views, size_t count) {
 }
 
 /* Returns 0 if memory runs out. */
-static int gather_scales(Decoder *decoder, const View *views, size_t count, Scales *scales) {
+static int gather_scales(Decoder *decoder, const View *views, size_t count, Together *scales) {
     scales->count = 0;
     for (int denominator = 1; denominator <= 8; denominator *= 2) {
         if (!is_needed(denominator, views, count)) {
@@ -104,7 +97,7 @@ static int gather_scales(Decoder *decoder, const View *views, size_t count, Scal
 }
 
 static void open_scales(
-    const Scales *scales, const uint8_t *data, size_t num_bytes, const View *views, uint8_t *const *outs, size_t count
+    const Together *scales, const uint8_t *data, size_t num_bytes, const View *views, uint8_t *const *outs, size_t count
 ) {
     for (int number = 0; number < scales->count; number++) {
         Decoder *scale = scales->decoders[number];
@@ -123,7 +116,8 @@ static void open_scales(
     }
 }
 
-static void take_over_scales(const Scales *scales) {
+/* `strands`: whether rows are decoded by strands, which put coefficients where several scales share them. */
+static void take_over_scales(const Together *scales, int strands) {
     Huffman *huffman = scales->decoders[0]->huffman;
     int first_row = MAX_SIDE;
     for (int number = 0; number < scales->count; number++) {
@@ -132,7 +126,7 @@ static void take_over_scales(const Scales *scales) {
     for (int number = 0; number < scales->count; number++) {
         Decoder *scale = scales->decoders[number];
         JDIMENSION left = scale->first_column, right = scale->end_column;
-        int is_ours = scales->count == 1
+        int is_ours = scales->count == 1 && !strands
             ? take_over(huffman, &scale->info, left, right)
             : take_over_shared(huffman, &scale->reader, number == 0, &scale->info, left, right, first_row);
         if (!is_ours) {
@@ -141,38 +135,81 @@ static void take_over_scales(const Scales *scales) {
     }
 }
 
-/* Let the scales take turns, a row of MCUs at a time. */
-static void show_scales(const Scales *scales) {
-    const struct jpeg_decompress_struct *info = &scales->decoders[0]->info;
-    int strip = DCTSIZE * info->max_v_samp_factor, num_rows = (int)info->image_height;
-    for (int end = strip; end < num_rows + strip; end += strip) {
-        for (int number = 0; number < scales->count; number++) {
-            show_rows(scales->decoders[number], end >= num_rows ? MAX_SIDE : end / scales->denominators[number]);
+void stop_together(Together *work) {
+    for (int number = 0; number < work->count; number++) {
+        jpeg_abort_decompress(&work->decoders[number]->info);
+    }
+}
+
+int begin_together(
+    Together *work, Decoder *decoder, int strands, const uint8_t *data, size_t num_bytes, const View *views,
+    uint8_t *const *outs, size_t count
+) {
+    if (count == 0 || decoder->huffman == NULL || !is_less_work(views, count)
+        || !gather_scales(decoder, views, count, work)) {
+        return 0;
+    }
+    decoder->huffman->rows.mode = NO_ROWS;
+    for (int number = 0; number < work->count; number++) {
+        if (setjmp(work->decoders[number]->on_error)) {
+            stop_together(work);
+            return 0;
         }
     }
-    for (int number = 0; number < scales->count; number++) {
-        close_scale(scales->decoders[number]);
+    open_scales(work, data, num_bytes, views, outs, count);
+    take_over_scales(work, strands);
+    const struct jpeg_decompress_struct *info = &decoder->info;
+    work->strip_rows = DCTSIZE * info->max_v_samp_factor;
+    work->num_rows = (int)info->image_height;
+    work->next_row = 0;
+    return 1;
+}
+
+int show_strip(Together *work) {
+    for (int number = 0; number < work->count; number++) {
+        if (setjmp(work->decoders[number]->on_error)) {
+            stop_together(work);
+            return 0;
+        }
     }
+    int end = work->next_row + work->strip_rows;
+    for (int number = 0; number < work->count; number++) {
+        show_rows(work->decoders[number], end >= work->num_rows ? MAX_SIDE : end / work->denominators[number]);
+    }
+    work->next_row = end;
+    if (is_shown(work)) {
+        for (int number = 0; number < work->count; number++) {
+            close_scale(work->decoders[number]);
+        }
+    }
+    return 1;
+}
+
+int num_strips(const Together *work) {
+    int num_needed = 0;
+    for (int number = 0; number < work->count; number++) {
+        int end = work->decoders[number]->end_row * work->denominators[number];
+        num_needed = most(num_needed, (end + work->strip_rows - 1) / work->strip_rows);
+    }
+    return num_needed;
+}
+
+int is_shown(const Together *work) {
+    for (int number = 0; number < work->count; number++) {
+        if (work->decoders[number]->next_row < work->decoders[number]->end_row) {
+            return 0;
+        }
+    }
+    return 1;
 }
 
 int decode_together(
     Decoder *decoder, const uint8_t *data, size_t num_bytes, const View *views, uint8_t *const *outs, size_t count
 ) {
-    Scales scales;
-    if (count == 0 || decoder->huffman == NULL || !is_less_work(views, count) || !gather_scales(decoder, views, count, &scales)) {
-        return 0;
+    Together work;
+    int is_made = begin_together(&work, decoder, 0, data, num_bytes, views, outs, count);
+    while (is_made && !is_shown(&work)) {
+        is_made = show_strip(&work);
     }
-    decoder->huffman->rows.mode = NO_ROWS;
-    for (int number = 0; number < scales.count; number++) {
-        if (setjmp(scales.decoders[number]->on_error)) {
-            for (int other = 0; other < scales.count; other++) {
-                jpeg_abort_decompress(&scales.decoders[other]->info);
-            }
-            return 0;
-        }
-    }
-    open_scales(&scales, data, num_bytes, views, outs, count);
-    take_over_scales(&scales);
-    show_scales(&scales);
-    return 1;
+    return is_made;
 }

@@ -39,16 +39,28 @@ static void decode_in_one_pass(const Expected *expected, uint32_t dice) {
     num_in_one_pass += is_made;
 }
 
-/* The file, and it again with a wrong start or length, as photos with several crops each. Every crop must be the same as
-   when it is made alone. */
+/* The file, it again with a wrong start or length, and the file before it, as photos with several crops each. Every crop
+   must be the same as when it is made alone. */
 static void decode_crops_all_ways(const uint8_t *data, size_t num_bytes, const uint8_t *input) {
+    static uint8_t *before = NULL;
+    static size_t num_before = 0;
     RandomCrop random = {{0.2, 1}, {0.75, 1.5}, {-0.287682, 0.405465}, 0.5};
-    int64_t starts[] = {0, pick(input + 1, -300, 300)}, sample_ids[] = {input[3], input[4]};
-    int64_t lengths[] = {(int64_t)num_bytes, (int64_t)num_bytes + pick(input + 5, -300, 300)};
-    uint8_t *copy = allocate(num_bytes), is_made[2];
+    size_t num_all = num_bytes + num_before;
+    int64_t starts[NUM_PHOTOS] = {0, pick(input + 1, -300, 300), (int64_t)num_bytes};
+    int64_t sample_ids[NUM_PHOTOS] = {input[3], input[4], 7};
+    int64_t lengths[NUM_PHOTOS] = {
+        (int64_t)num_bytes, (int64_t)num_bytes + pick(input + 5, -300, 300), (int64_t)num_before};
+    uint8_t *copy = allocate(num_all), is_made[NUM_PHOTOS];
+    memcpy(copy, data, num_bytes);
+    if (before != NULL) {
+        memcpy(copy + num_bytes, before, num_before);
+        free(before);
+    }
+    before = allocate(num_bytes);
+    memcpy(before, data, num_before = num_bytes);
     Photos photos = {
-        .area = memcpy(copy, data, num_bytes), .area_bytes = num_bytes, .starts = starts, .lengths = lengths,
-        .sample_ids = sample_ids, .count = 2, .key = {input[7], input[8]}, .is_upright = input[0] >> 2 & 1,
+        .area = copy, .area_bytes = num_all, .starts = starts, .lengths = lengths, .sample_ids = sample_ids,
+        .count = NUM_PHOTOS, .key = {input[7], input[8]}, .is_upright = input[0] >> 2 & 1,
         .max_bytes = 1 << 20, .max_pixels = MAX_PIXELS, .max_pixels_per_byte = 100000,
         .max_scans = 1 + input[12] % 4, .is_made = is_made};
     Group groups[2] = {{.count = 2, .random = random}, {.count = 1, .crop = {.short_side = 40 + input[11]}}};
@@ -59,7 +71,7 @@ static void decode_crops_all_ways(const uint8_t *data, size_t num_bytes, const u
         groups[number].crop.size[1] = 1 + input[10 + number] % 40;
         groups[number].crop.antialias = input[0] >> number & 1;
         sizes[number] = (size_t)groups[number].crop.size[0] * (size_t)groups[number].crop.size[1] * 3;
-        groups[number].out = allocate(2 * (size_t)groups[number].count * sizes[number]);
+        groups[number].out = allocate(NUM_PHOTOS * (size_t)groups[number].count * sizes[number]);
     }
     if (!decode_crops_of_photos(with_huffman, &photos, groups, 2)) {
         abort();
@@ -71,7 +83,7 @@ static void decode_crops_all_ways(const uint8_t *data, size_t num_bytes, const u
         alone.antialias = groups[number].crop.antialias;
         memcpy(alone.size, groups[number].crop.size, sizeof alone.size);
         MadePhotos made = decode_photos_with(without_huffman, alone, sizes[number]);
-        for (size_t photo = 0; photo < 2; photo++) {
+        for (size_t photo = 0; photo < NUM_PHOTOS; photo++) {
             const uint8_t *crop = groups[number].out + photo * (size_t)groups[number].count * sizes[number];
             if (is_made[photo]
                 && (!made.is_made[photo] || memcmp(crop, made.pixels + photo * sizes[number], sizes[number]) != 0)) {

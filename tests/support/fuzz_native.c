@@ -22,7 +22,7 @@
 #include "../../mpload/images/_huffman.h"
 #include "../../mpload/images/_photos.h"
 
-enum { VIEW_BYTES = 16, MAX_PIXELS = 300000, MAX_RESULT = 256 };
+enum { VIEW_BYTES = 16, NUM_PHOTOS = 3, MAX_PIXELS = 300000, MAX_RESULT = 256 };
 
 static Decoder *with_huffman, *without_huffman;
 static long num_together, num_in_one_pass, num_decoded, num_huffman_decoded, num_entries, num_photos, num_rewritten;
@@ -166,12 +166,12 @@ static void decode_parts(const Expected *expected, uint8_t *pixels) {
 }
 
 typedef struct {
-    uint8_t is_made[2];
+    uint8_t is_made[NUM_PHOTOS];
     uint8_t *pixels;
 } MadePhotos;
 
 static MadePhotos decode_photos_with(Decoder *decoder, Photos photos, size_t result_bytes) {
-    MadePhotos made = {.pixels = allocate(2 * result_bytes)};
+    MadePhotos made = {.pixels = allocate(NUM_PHOTOS * result_bytes)};
     photos.out = made.pixels;
     photos.is_made = made.is_made;
     if (!decode_photos(decoder, &photos)) {
