@@ -2,9 +2,9 @@
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
-from typing import Any, Generic, TypeAlias
+from functools import partial
+from typing import Any, Generic
 
 import torch
 from typing_extensions import TypeVar
@@ -13,10 +13,11 @@ from mpload.device.carrier import Carrier
 from mpload.device.lookahead import Lookahead
 from mpload.device.normalise import Normaliser
 from mpload.device.seeding import BatchKey, PerSample, transformed
+from mpload.device.sent import Failed, Received, Sent, State
 from mpload.device.staging import tensors_of
-from mpload.device.streams import Mark, side_stream
+from mpload.device.streams import side_stream
 from mpload.device.unpacking import Unpacker
-from mpload.errors import ArgumentError, SampleError
+from mpload.errors import ArgumentError
 from mpload.plan.topology import detect_topology
 
 __all__ = ["DevicePrefetcher", "DeviceStats"]
@@ -24,8 +25,6 @@ __all__ = ["DevicePrefetcher", "DeviceStats"]
 
 Batch = TypeVar("Batch", default=Any)
 """The type of the batches that the prefetcher yields."""
-State: TypeAlias = dict[str, Any] | None
-"""The state of the loader after a batch, if it has one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,40 +51,6 @@ class DeviceStats:
     def device_bytes(self) -> int:
         """Device memory of the prefetcher, without the results of a `device_transform`."""
         return self.batch_bytes + self.conversion_bytes
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Sent:
-    """A batch that can be yielded. The consumer's stream waits for `ready` before it uses the batch."""
-
-    batch: Any
-    ready: Mark
-    state: State
-
-
-@dataclass(frozen=True, slots=True)
-class _Failed:
-    """Takes the place of a failed batch, because a generator ends when it raises."""
-
-    error: SampleError
-
-
-class _Received(Iterator[Any]):
-    """The iterator for the consumer: returns batches, and raises the errors of failed ones."""
-
-    def __init__(self, batches: Generator[Any, None, None]) -> None:
-        self._batches = batches
-        self.close = batches.close
-
-    def __next__(self) -> Any:
-        with _without_inference_mode():
-            batch = next(self._batches)
-        if isinstance(batch, _Failed):
-            try:
-                raise batch.error
-            finally:
-                del batch  # the traceback of the error refers to this frame
-        return batch
 
 
 class DevicePrefetcher(Generic[Batch]):
@@ -189,11 +154,28 @@ class DevicePrefetcher(Generic[Batch]):
         return len(self.loader)  # type: ignore[arg-type]  # raises TypeError if the loader has no length
 
     def __iter__(self) -> Iterator[Batch]:
+        iterate: Callable[[], Iterator[Any]] = getattr(self.loader, "_iterate_ahead", partial(iter, self.loader))
+        batches = iterate()
         self._iteration += 1
-        batches = iter(self.loader)
         self._state = self._loader_state()  # that of the loader counts batches ahead as soon as there are some
-        self._note_ahead(0)
-        return _Received(self._batches(batches, self._iteration))
+        self._note_ahead(0, self._state)
+        received = Received(self._batches(batches, self._iteration))
+        return self.loader._told(received) if hasattr(self.loader, "_told") else received  # noqa: SLF001
+
+    @property
+    def dataset(self) -> Any:
+        """The dataset of the loader."""
+        return self.loader.dataset  # type: ignore[attr-defined]  # raises AttributeError if the loader has none
+
+    @property
+    def _is_accelerate_prepared(self) -> bool:
+        """Whether Accelerate takes the prefetcher as it is."""
+        return getattr(self.loader, "_is_accelerate_prepared", False)
+
+    @property
+    def use_stateful_dataloader(self) -> bool:
+        """Whether Accelerate saves and loads `state_dict`."""
+        return getattr(self.loader, "use_stateful_dataloader", False)
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch that the next iteration reads to `epoch`, through the loader's own `set_epoch`.
@@ -245,9 +227,8 @@ class DevicePrefetcher(Generic[Batch]):
     def _batches(self, source: Iterator[Any], iteration: int) -> Generator[Any, None, None]:
         carrier = self._carrier
         lookahead = Lookahead(source, unpacker=self._unpack, state_after=self._loader_state)
-        ahead: deque[_Sent] = deque()
+        ahead: deque[Sent] = deque()
         landed: tuple[Any, State] | None = None
-        error: Exception | None = None
         is_over = False
         # Fetch two at a time until enough are ahead, so that the first batch does not wait for all of them. Without an
         # asynchronous stream, fetching ahead gains nothing.
@@ -255,27 +236,19 @@ class DevicePrefetcher(Generic[Batch]):
         number = 0
         try:
             while True:
-                if iteration != self._iteration:
-                    raise ArgumentError(
-                        "the prefetcher was iterated again, restored or released since this iteration began. Use the "
-                        "newest iteration"
-                    )
+                self._check(iteration)
                 carrier.let_go()
                 if self._stable_addresses:
                     carrier.reclaim(keep=len(ahead))
                 num_fetched = 0
-                while landed is not None or (not is_over and num_fetched < max_fetched):
+                while landed is not None or not (is_over or num_fetched >= max_fetched or _waits(ahead)):
                     if landed is None:
                         try:
                             landed = self._fetched(lookahead)
-                        except SampleError as raised:  # only this batch has failed
-                            failed = _Failed(raised)
-                            ahead.append(_Sent(batch=failed, ready=self._stream.mark(), state=lookahead.state))
-                            del failed
+                        except Exception as raised:  # noqa: BLE001  raised when its turn comes, after those before it
+                            ahead.append(self._failed(raised, lookahead.state))
                             num_fetched += 1
                             continue
-                        except Exception as raised:  # noqa: BLE001  raised below, after the batches before it
-                            error = raised
                         num_fetched += 1
                         if landed is None:
                             is_over = True
@@ -283,7 +256,10 @@ class DevicePrefetcher(Generic[Batch]):
                     batch = carrier.settle(landed[0], at_any_cost=not ahead)
                     if batch is None:
                         break
-                    ahead.append(self._sent(batch, landed[1], number))
+                    try:
+                        ahead.append(self._sent(batch, landed[1], number))
+                    except Exception as raised:  # noqa: BLE001  as above
+                        ahead.append(self._failed(raised, landed[1]))
                     del batch
                     landed = None
                     number += 1
@@ -291,15 +267,21 @@ class DevicePrefetcher(Generic[Batch]):
                     break
                 num_ahead = lookahead.num_ahead + (landed is not None) + len(ahead) - 1
                 yield self._handed_over(ahead.popleft(), num_ahead=num_ahead)  # no reference is kept here meanwhile
+            self._check(iteration)
         finally:
             if not self._unpack.is_decoding_thread():  # where the garbage collector ends an iteration left in a cycle
                 lookahead.close()
                 carrier.finish()
-        if error is not None:
-            try:
-                raise error
-            finally:
-                del error  # its traceback refers to this frame, and so to the loader
+
+    def _check(self, iteration: int) -> None:
+        if iteration != self._iteration:
+            raise ArgumentError(
+                "the prefetcher was iterated again, restored or released since this iteration began. Use the newest "
+                "iteration"
+            )
+
+    def _failed(self, error: Exception, state: State) -> Sent:
+        return Sent(batch=Failed(error), ready=self._stream.mark(), state=state)
 
     def _fetched(self, lookahead: Lookahead[State]) -> tuple[Any, State] | None:
         """Start copying the next batch; return it and the state after it, or None after the last batch."""
@@ -314,25 +296,27 @@ class DevicePrefetcher(Generic[Batch]):
         lookahead.look_ahead()
         return fetched
 
-    def _sent(self, batch: Any, state: State, number: int) -> _Sent:
+    def _sent(self, batch: Any, state: State, number: int) -> Sent:
         """Queue the transform of a settled batch, and return the batch with a mark for when it is ready."""
         if self._transform is not None:
             with self._stream.entered():
                 batch = transformed(self._transform, batch, key=self._key(state, number), device=self.device)
-        return _Sent(batch=batch, ready=self._stream.mark(), state=state)
+        return Sent(batch=batch, ready=self._stream.mark(), state=state)
 
-    def _note_ahead(self, num_batches: int) -> None:
-        """Tell an `MPLoader` how many batches were taken from it, but not handed over."""
-        if hasattr(self.loader, "_num_ahead"):
-            self.loader._num_ahead = num_batches  # noqa: SLF001  until it is iterated without a prefetcher
+    def _note_ahead(self, num_batches: int, state: State) -> None:
+        """Tell an `MPLoader` how many batches were taken from it, but not handed over, and the state without them."""
+        ahead = getattr(self.loader, "_ahead", None)
+        if ahead is not None:
+            ahead.num_batches, ahead.state = num_batches, state
 
-    def _handed_over(self, sent: _Sent, *, num_ahead: int) -> Any:
+    def _handed_over(self, sent: Sent, *, num_ahead: int) -> Any:
         """Hand a batch over to the current stream, and return it."""
-        self._note_ahead(num_ahead)
+        if not sent.is_uncounted:
+            self._state = sent.state
+        self._note_ahead(num_ahead, self._state)
         self._stream.lead_consumer(sent.ready)
         for tensor in tensors_of(sent.batch):
             self._stream.lend(tensor)
-        self._state = sent.state
         self._num_batches += 1
         return sent.batch
 
@@ -345,7 +329,9 @@ class DevicePrefetcher(Generic[Batch]):
         return BatchKey(seed=state["seed"], epoch=state["epoch"], position=state["position"], place=place)
 
     def _loader_state(self) -> State:
-        return self.loader.state_dict() if hasattr(self.loader, "state_dict") else None
+        """Return the loader's state after the batches that were taken from it."""
+        of_loader = getattr(self.loader, "_state_ahead", None) or getattr(self.loader, "state_dict", None)
+        return None if of_loader is None else of_loader()
 
     def _of_loader(self, method: str) -> Callable[..., Any]:
         if not hasattr(self.loader, method):
@@ -353,14 +339,8 @@ class DevicePrefetcher(Generic[Batch]):
         return getattr(self.loader, method)  # type: ignore[no-any-return]
 
 
-def _without_inference_mode() -> AbstractContextManager[object]:
-    """Return a context in which tensors are made that autograd may use later: a batch ahead may be one to train on."""
-    if not torch.is_inference_mode_enabled():
-        return nullcontext()
-    context = ExitStack()
-    context.enter_context(torch.inference_mode(mode=False))
-    context.enter_context(torch.no_grad())
-    return context
+def _waits(ahead: Sequence[Sent]) -> bool:
+    return bool(ahead) and ahead[-1].is_uncounted
 
 
 def _no_slot(_: int) -> None:

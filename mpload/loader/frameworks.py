@@ -11,7 +11,7 @@ from mpload.plan.batching import AnyPlan
 if TYPE_CHECKING:
     from types import FrameType
 
-__all__ = ["AccelerateIteration", "Reader", "is_accelerate_used", "reader", "samples_of_a_batch", "stacks_batches"]
+__all__ = ["Reader", "is_accelerate_used", "reader", "samples_of_a_batch", "stacks_batches", "told_of_end"]
 
 
 class Reader(Enum):
@@ -84,6 +84,16 @@ def is_accelerate_used() -> bool:
     """Return whether the script has created an `Accelerator`."""
     accelerate = sys.modules.get("accelerate.state")
     return accelerate is not None and bool(accelerate.GradientState._shared_state)  # noqa: SLF001
+
+
+def told_of_end(batches: Iterator[Any], plan: Callable[[], AnyPlan]) -> Iterator[Any]:
+    """Return an iteration that tells Accelerate when it has reached the last batch, if the script uses Accelerate.
+
+    Args:
+        batches: the iterator of batches.
+        plan: returns the plan of the epoch; called after the first batch.
+    """
+    return AccelerateIteration(batches, plan) if is_accelerate_used() else batches
 
 
 class AccelerateIteration(Iterator[Any]):

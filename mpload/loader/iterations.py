@@ -1,9 +1,12 @@
 # ruff: noqa: SLF001  these classes are parts of MPLoader
 """One iteration of an `MPLoader`, as seen by its user and by its device prefetcher."""
 
+import threading
 import time
 import weakref
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -18,19 +21,50 @@ if TYPE_CHECKING:
     from mpload.telemetry.counting import Telemetry
     from mpload.transport.pool import WorkerPool
 
-__all__ = ["HostSide", "Iterated", "Iteration", "OnHost", "Turns"]
+__all__ = ["Ahead", "HostSide", "Iterated", "Iteration", "OnHost", "Turns"]
 
 
 class Turns:
-    """Counts the iterations of a loader and its copies. Only the newest one can go on."""
+    """Counts the iterations of a loader and its copies. Only the newest one can go on, in one thread at a time."""
 
-    number = 0
+    def __init__(self) -> None:
+        self.number = 0
+        self._lock = threading.Lock()
+
+    def __reduce__(self) -> tuple[type["Turns"], tuple[()]]:
+        return Turns, ()
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Keep other threads out.
+
+        Raises:
+            ArgumentError: Another thread is inside.
+        """
+        if not self._lock.acquire(blocking=False):
+            raise ArgumentError(
+                "another thread is waiting for a batch of this loader. Iterate in one thread at a time, or make a "
+                "loader for each"
+            )
+        try:
+            yield
+        finally:
+            self._lock.release()
+
+
+@dataclass(slots=True)
+class Ahead:
+    """What a `DevicePrefetcher` has taken from a loader, but not handed over. Both are None without a prefetcher."""
+
+    num_batches: int | None = None
+    state: dict[str, Any] | None = None
+    """The state of the run without these batches."""
 
 
 class HostSide(Protocol):
     """What `OnHost` needs of an `MPLoader`."""
 
-    _num_ahead: int | None
+    _ahead: Ahead
 
     @property
     def _first_place(self) -> int: ...
@@ -101,12 +135,8 @@ class OnHost:
         return self._loader._lock_slot(address)
 
     @property
-    def _num_ahead(self) -> int | None:
-        return self._loader._num_ahead
-
-    @_num_ahead.setter
-    def _num_ahead(self, num_batches: int) -> None:
-        self._loader._num_ahead = num_batches
+    def _ahead(self) -> Ahead:
+        return self._loader._ahead
 
     @property
     def _first_place(self) -> int:
@@ -125,23 +155,27 @@ class Iteration(Iterator[Any]):
 
     def __next__(self) -> Any:
         asked = time.monotonic()
+        with self._loader._turns.alone():
+            self._check()
+            if self._batches is None or self._loader._rest is not None:
+                self._batches = self._loader._begin()
+                self._epoch = self._loader._epoch
+            try:
+                return self._take(self._batches, asked=asked)
+            except SampleError as error:
+                if is_outage(error):
+                    self._loader._num_received -= 1
+                    self._go_back()
+                raise
+            except ServerError:
+                self._go_back()
+                raise
+
+    def _check(self) -> None:
         if self._number != self._loader._turns.number:
             raise ArgumentError(
                 "the loader was iterated again, or released, since this iteration began. Use the newest iteration"
             )
-        if self._batches is None or self._loader._rest is not None:
-            self._batches = self._loader._begin()
-            self._epoch = self._loader._epoch
-        try:
-            return self._take(self._batches, asked=asked)
-        except SampleError as error:
-            if is_outage(error):
-                self._loader._num_received -= 1
-                self._go_back()
-            raise
-        except ServerError:
-            self._go_back()
-            raise
 
     def _take(self, batches: Iterator[Any], *, asked: float) -> Any:
         """Return the next batch, requested at `asked`. No reference is kept: its slot is recycled."""
@@ -155,6 +189,8 @@ class Iteration(Iterator[Any]):
             batch = next(batches)
         except BaseException as error:
             telemetry.count_wait(asked)
+            if isinstance(error, StopIteration):
+                self._check()  # another thread may have ended it
             if isinstance(error, SampleError | TooManyBadSamples):
                 loader._num_received += 1  # otherwise a resumed run would repeat the batch
             elif isinstance(error, StopIteration) and self._has_other_next:

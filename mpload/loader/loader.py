@@ -18,18 +18,18 @@ from mpload.loader.advice import ADVICE_SECONDS, Adviser
 from mpload.loader.dataset import Batch, MPDataset
 from mpload.loader.described import facts_of
 from mpload.loader.engine import Engine
-from mpload.loader.frameworks import AccelerateIteration, is_accelerate_used
+from mpload.loader.frameworks import told_of_end
 from mpload.loader.instead import Guarded
-from mpload.loader.iterations import Iteration, OnHost, Turns
+from mpload.loader.iterations import Ahead, Iteration, OnHost, Turns
 from mpload.loader.machine_share import detect_share
 from mpload.loader.map_options import MapArguments, MapOptions
 from mpload.loader.pinned import pin_of
 from mpload.loader.planned import is_batch
 from mpload.loader.reweighting import change_weights, stats_by_source, updated_state
-from mpload.loader.source import is_stream, no_length, source_of
+from mpload.loader.source import is_stream, no_length, source_of, workers_for
 from mpload.memory.budget import MemoryBudget
 from mpload.plan.batching import AnyPlan
-from mpload.plan.ranges import MAX_NUM_SAMPLES, plain_integer
+from mpload.plan.ranges import MAX_NUM_SAMPLES
 from mpload.samples.seeded_dataset import MapDataset
 from mpload.telemetry.counting import Telemetry
 from mpload.telemetry.stats import LoaderStats
@@ -55,8 +55,8 @@ class MPLoader(Guarded, Generic[Batch]):
 
     Each iteration reads the next epoch. `close()`, the end of a `with` block and garbage collection stop the workers.
 
-    If you catch a `SampleError`, only that batch is lost: the following `next()` returns the next one, and a state
-    counts it as received. If an `OutageError` is its `__cause__`, the following `next()` makes the same batch again.
+    After a `SampleError` only that batch is lost: the following `next()` returns the next one, and a state counts it as
+    received. If an `OutageError` is its `__cause__`, the following `next()` makes the same batch again.
 
     Type checkers infer the type of batches from the `MPDataset`. For a map-style dataset, annotate it:
     `loader: MPLoader[list[Tensor]] = MPLoader(dataset, batch_size=8)`. Otherwise batches are `Any`.
@@ -153,13 +153,9 @@ class MPLoader(Guarded, Generic[Batch]):
         fallback: Fallback = "local",
         **of_dataset: Unpack[MapArguments],
     ) -> None:
-        num_workers = plain_integer(num_workers)
-        if num_workers != "auto" and (type(num_workers) is not int or num_workers < 0):
-            raise ArgumentError(f"num_workers must be 'auto' or an integer of at least 0, got {num_workers!r}")
+        num_workers = workers_for(dataset, num_workers)
         share = detect_share()
         map_options = MapOptions.of(of_dataset)
-        if num_workers == "auto" and is_stream(dataset):
-            num_workers = 1  # each worker would yield all samples
         self._options = map_options.pool_options(options or PoolOptions(), may_restart=not is_stream(dataset))
         asked = servers_of(servers, token, fallback, num_workers=num_workers, options=self._options)
         first_workers = share.num_cores if isinstance(num_workers, str) else num_workers
@@ -174,7 +170,7 @@ class MPLoader(Guarded, Generic[Batch]):
         self._num_received = 0
         self._turns = Turns()
         self._rest: Epoch | None = None
-        self._num_ahead: int | None = None
+        self._ahead = Ahead()
         self._stream: Stream | None = None
         made_here, by_source = self._source.made_here, stats_by_source(self._source)
         with_page, urls = num_workers != 0, () if asked is None else asked.urls
@@ -210,21 +206,26 @@ class MPLoader(Guarded, Generic[Batch]):
         return num_batches
 
     def __iter__(self) -> Iterator[Batch]:
-        batches = self._iterate_on_host() if self._prefetcher is None else iter(self._prefetcher)
-        return AccelerateIteration(batches, self._current_plan) if is_accelerate_used() else batches
+        return self._told(self._iterate_ahead())
+
+    def _told(self, batches: Iterator[Any]) -> Iterator[Any]:
+        return told_of_end(batches, self._current_plan)
+
+    def _iterate_ahead(self) -> Iterator[Any]:
+        return self._iterate_on_host() if self._prefetcher is None else iter(self._prefetcher)
 
     def _iterate_on_host(self) -> Iterator[Any]:
-        """Begin an iteration whose batches stay on the host, regardless of `device`."""
         if self._is_closed:
             raise ArgumentError("the loader is closed. Create a new one")
-        self._stop()
+        with self._turns.alone():
+            self._stop()
         self._epoch = None
         self._source.epochs.set_next(self._source.epochs.next)  # no epoch is current until the first batch is requested
         return Iteration(self)
 
     def _set_epoch_on_host(self, epoch: int) -> None:
         self._source.set_epoch(epoch)
-        self._epoch = None
+        self._epoch = self._ahead.state = None
 
     def _state_on_host(self) -> dict[str, Any]:
         """Return the state of the run. Batches still on their way to a device count as received."""
@@ -241,10 +242,7 @@ class MPLoader(Guarded, Generic[Batch]):
         self._epoch = None
 
     def _begin(self) -> Iterator[Any]:
-        """Begin the next epoch, or go on with this one after a change of weights.
-
-        Called for the first batch, because some frameworks call `iter` without iterating.
-        """
+        """Begin the next epoch at its first batch, since frameworks may only call `iter`; or go on with new weights."""
         epochs = self._source.epochs
         following = self._rest or epochs.next_for(self)
         vars(self).update(_epoch=following, _num_received=0, _rest=None)  # at once: an interrupt may ask for the state
@@ -260,13 +258,15 @@ class MPLoader(Guarded, Generic[Batch]):
         return batches if self._pin is None else map(self._pin, batches)
 
     def _refresh(self) -> None:
-        """Take over changes to the dataset between epochs. Workers are then started again."""
         if self._source.refresh() and self._num_workers != 0:
-            if self._pool is not None:
-                self._telemetry.keep(self._pool)
-                self._pool.close()
-                self._engine = None
+            self._drop_engine()
             self._fields = self._source.prepare()
+
+    def _drop_engine(self) -> None:
+        if self._pool is not None:
+            self._telemetry.keep(self._pool)
+            self._pool.close()
+            self._engine = None
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch that the next iteration reads; see `MPDataset.set_epoch`."""
@@ -274,6 +274,11 @@ class MPLoader(Guarded, Generic[Batch]):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the run. It counts batches that were received, not batches made ahead."""
+        handed_over = None if self._prefetcher is not None else self._ahead.state
+        return self._state_ahead() if handed_over is None else self._updated_state(handed_over)
+
+    def _state_ahead(self) -> dict[str, Any]:
+        """As `state_dict`, counting what a `DevicePrefetcher` around this loader has ahead."""
         return self._state_on_host() if self._prefetcher is None else self._prefetcher.state_dict()
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -352,10 +357,7 @@ class MPLoader(Guarded, Generic[Batch]):
         if self._prefetcher is not None:
             self._prefetcher.release()
         self._stop()
-        if self._pool is not None:
-            self._telemetry.keep(self._pool)
-            self._pool.close()
-            self._engine = None
+        self._drop_engine()
 
     def close(self) -> None:
         """Stop the workers for good. It is safe to call this more than once."""
@@ -375,17 +377,15 @@ class MPLoader(Guarded, Generic[Batch]):
         self._turns.number += 1
         self._rest = None
         if self._prefetcher is None:
-            self._num_ahead = None
+            self._ahead = Ahead()
         self._telemetry.pause()
         if self._stream is not None:
             self._stream.close()
             self._stream = None
 
     def _usable_engine(self) -> Engine:
-        """Return the workers and slots, or new ones if an error has closed them."""
         if self._pool is not None and self._pool.is_closed:
-            self._telemetry.keep(self._pool)
-            self._engine = None
+            self._drop_engine()
         return self._engine or self._start()
 
     def _start(self) -> Engine:

@@ -10,6 +10,7 @@ from mpload.telemetry.stats import SourceStats
 
 if TYPE_CHECKING:
     from mpload.loader.epochs import Epoch
+    from mpload.loader.iterations import Ahead
     from mpload.loader.source import Source
     from mpload.transport.stream import Stream
 
@@ -24,8 +25,7 @@ class Reweighted(Protocol):
     _num_received: int
     _stream: "Stream | None"
     _rest: "Epoch | None"
-    _num_ahead: int | None
-    """Number of batches that a `DevicePrefetcher` has taken, but the user not received; None without a prefetcher."""
+    _ahead: "Ahead"
 
 
 def change_weights(loader: Reweighted, weights: Mapping[Any, float]) -> None:
@@ -37,10 +37,10 @@ def change_weights(loader: Reweighted, weights: Mapping[Any, float]) -> None:
     source, epoch = loader._source, loader._epoch
     if not isinstance(source, IndexSource):
         raise ArgumentError(f"{source.name} is not a mixture, so it has no weights. Pass an MPDataset of a Mixture")
-    if epoch is None or (not loader._num_ahead and loader._num_received >= source.plan_of(epoch).num_batches):
+    if epoch is None or (not loader._ahead.num_batches and loader._num_received >= source.plan_of(epoch).num_batches):
         source.set_weights(weights)
         return
-    if loader._num_ahead is not None:
+    if loader._ahead.num_batches is not None:
         raise ArgumentError(
             "a DevicePrefetcher has taken batches ahead, so weights cannot change from the next batch on. Leave the "
             "loop and write: x.load_state_dict(x.state_dict()), then set_weights, then iterate x again. x is what you "

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterator, Mapping
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from torch.utils.data import IterableDataset
 from torch.utils.data.graph_settings import apply_shuffle_settings
@@ -19,6 +19,7 @@ from mpload.loader.map_run import PlannedRun, SampledRun
 from mpload.loader.map_source import MapSource
 from mpload.loader.stream_source import StreamSource
 from mpload.plan.batching import AnyPlan
+from mpload.plan.ranges import plain_integer
 from mpload.samples.cache.opened import OpenCache
 from mpload.samples.data_pipes import is_data_pipe
 from mpload.samples.policy import ErrorAction
@@ -29,7 +30,7 @@ from mpload.transport.messages import Tally
 from mpload.transport.slots import Field, RaggedField
 from mpload.transport.worker import Work
 
-__all__ = ["Source", "is_stream", "no_length", "source_of"]
+__all__ = ["Source", "is_stream", "no_length", "source_of", "workers_for"]
 
 
 class Source(Protocol):
@@ -168,6 +169,20 @@ class Source(Protocol):
 def is_stream(dataset: object) -> bool:
     """Return whether this is an iterable dataset of the user."""
     return isinstance(dataset, IterableDataset) and not isinstance(dataset, MPDataset)
+
+
+def workers_for(dataset: object, num_workers: int | Literal["auto"]) -> int | Literal["auto"]:
+    """Return the number of workers for a dataset: 1 instead of `"auto"` if each of them would yield all samples.
+
+    Raises:
+        ArgumentError: it is neither `"auto"` nor an integer of at least 0.
+    """
+    number = plain_integer(num_workers)
+    if number == "auto":
+        return 1 if is_stream(dataset) else "auto"
+    if type(number) is not int or number < 0:
+        raise ArgumentError(f"num_workers must be 'auto' or an integer of at least 0, got {number!r}")
+    return number
 
 
 def no_length(dataset: object) -> TypeError:
