@@ -53,7 +53,10 @@ def why_not_fork() -> str | None:
     threads = [thread for thread in threading.enumerate() if thread is not threading.main_thread()]
     others = [thread.name for thread in threads if not _is_harmless(thread)]
     if not others:
-        own = Path("/proc/self/comm").read_text().strip()
+        try:
+            own = Path("/proc/self/comm").read_text().strip()
+        except FileNotFoundError:
+            return "the system does not tell which threads it has, as /proc is not mounted"
         others = sorted({*thread_names()} - {own, JEMALLOC, *(thread.name[:_MAX_NAME] for thread in threads)})
     if others:
         return f"this process has other threads ({', '.join(others)})"

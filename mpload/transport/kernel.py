@@ -60,9 +60,9 @@ def trim_heap() -> None:
 
 
 def thread_names() -> list[str]:
-    """Return the names of this process's threads, except the main thread."""
-    names = []
-    for task in Path("/proc/self/task").iterdir():
+    """Return the names of this process's threads, except the main thread. Without /proc, nobody knows them."""
+    names, tasks = [], Path("/proc/self/task")
+    for task in tasks.iterdir() if tasks.exists() else ():
         if task.name != str(os.getpid()):
             with contextlib.suppress(OSError):  # the thread has ended in the meantime
                 names.append((task / "comm").read_text().strip())

@@ -26,11 +26,16 @@ _LIMITS = {
 
 @contextmanager
 def os_errors_as_refused(what: str) -> Iterator[None]:
-    """Turn an OSError into a `RefusedError` that says `what` failed, which limit was hit, and what to do."""
+    """Turn an OSError into a `RefusedError` that says `what` failed, which limit was hit, and what to do.
+
+    One without a number is not the system's. A signal handler of the user may have raised a `TimeoutError`.
+    """
     try:
         yield
     except OSError as error:
-        raise RefusedError(f"{what}: {refusal(error.errno or 0)}") from error
+        if error.errno is None:
+            raise
+        raise RefusedError(f"{what}: {refusal(error.errno)}") from error
 
 
 def refusal(error_number: int) -> str:

@@ -21,7 +21,7 @@ from mpload.transport.ring import SlotArrays, SlotRing, blank
 from mpload.transport.settings import Settings, apply_settings
 from mpload.transport.slots import SlotLayout
 
-__all__ = ["ChunkReport", "FinishingWork", "Work", "WorkerSetup", "Workplace", "report_cannot_open", "run_worker"]
+__all__ = ["ChunkReport", "FinishingWork", "SharingWork", "Work", "WorkerSetup", "Workplace", "report_cannot_open", "run_worker"]
 
 
 class Work(Protocol):
@@ -53,6 +53,15 @@ class FinishingWork(Work, Protocol):
 
         The arguments are those of `fill`. An exception is a failure of the batch, reported at place `num_samples`.
         """
+        ...
+
+
+@runtime_checkable
+class SharingWork(Work, Protocol):
+    """Work with a step for all workers together."""
+
+    def share(self) -> None:
+        """Prepare what workers share, in the process from which all of them will be forked. It must not fail."""
         ...
 
 
@@ -149,6 +158,8 @@ class Workplace:
         """Map the shared memory and open the socket, for a work that is already in this process."""
         for fd in setup.fds:
             os.set_inheritable(fd, False)
+        if isinstance(work, SharingWork):
+            work.share()
         ring = SlotRing.attach(
             setup.ring_fd, num_slots=setup.num_slots, layout=setup.layout, huge_pages=setup.huge_pages
         )

@@ -1,5 +1,6 @@
 """Errors name the resource that the system refuses, and its limit. Once it is available again, the pool continues."""
 
+import errno
 import os
 import shutil
 import subprocess
@@ -8,11 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from mpload.errors import RefusedError
+from mpload.transport.limits import os_errors_as_refused
 from tests.support.programs import Ran, run_script
 
 pytestmark = pytest.mark.processes
 
 NOBODY = 65534
+START = "workers cannot start"
 
 PREAMBLE = """
 import os, resource, signal
@@ -209,3 +213,13 @@ def test_a_pool_continues_with_as_many_workers_as_the_system_allows() -> None:
     assert done.stdout.startswith("cannot start a worker: Resource temporarily unavailable. RLIMIT_NPROC allows 4 ")
     assert done.stdout.count("cannot start") == 1
     assert done.stdout.endswith("Continuing with 2 of 6\n2\n3\n")
+
+
+def test_an_error_of_the_users_own_is_not_taken_for_one_of_the_system() -> None:
+    with (
+        pytest.raises(RefusedError, match="workers cannot start: No space left on device"),
+        os_errors_as_refused(START),
+    ):
+        raise OSError(errno.ENOSPC, "full")
+    with pytest.raises(TimeoutError, match="my own limit"), os_errors_as_refused(START):
+        raise TimeoutError("my own limit")  # as a signal handler may
