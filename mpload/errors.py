@@ -90,8 +90,9 @@ class IndexFormatError(MploadError, ValueError):
 class IndexChangedError(MploadError, RuntimeError):
     """An index text was changed or replaced while it was in use.
 
+    Or a shard was: a worker that takes the place of another one would read other samples from it than the others do.
     Reading on could mix two versions of the data. Open the index again, by `open_index` or a new `MPDataset`; in a
-    training script, restart the job. Do not modify an index while a job reads it: write the new index to another path.
+    training script, restart the job. Do not modify data while a job reads it: write new data to another path.
     """
 
 

@@ -33,6 +33,7 @@ monitor_plot  memory over time, grouped by the role of each process
 photos        generates the demo's photographs
 outputs       checks that output files can be written, before the work starts
 terminal      the progress bar
+endings       ends a command cleanly on SIGTERM and SIGHUP
 streams       standard streams that are closed, and their encoding
 verdicts      what limits a job: the table of its stages, and the remedies
 reports       `--json`: reports for scripts, on stdout

@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from mpload.cli.endings import ends_cleanly
 from mpload.cli.loading import IndexArgument
 from mpload.cli.outputs import check_plot
 from mpload.cli.reports import AsJson, print_json
@@ -92,7 +93,7 @@ def memory(
     """
     check_plot(plot)
     cases = all_cases(loaders.split(","), _numbers("--samples", samples), _numbers("--workers", workers))
-    with progress_bar("measuring", unit="cases", total=len(cases)) as update:
+    with ends_cleanly(), progress_bar("measuring", unit="cases", total=len(cases)) as update:
         results = list(
             measure_memory(
                 cases,

@@ -62,14 +62,24 @@ def clear(folder: _Folder, *, as_json: AsJson = False) -> None:
     removed = []
     for opened, about in _caches(folder):
         removed.append(_facts(opened, about))
-        opened.remove()
+        try:
+            opened.remove()
+        except OSError as error:
+            raise StorageError(
+                f"{opened.path}: the cache cannot be deleted: {error.strerror}. {_as_owner(opened.path)}"
+            ) from error
         opened.close()
     _show(removed, lambda each: f"deleted {_line(each)}", folder=folder, as_json=as_json)
 
 
 def _caches(folder: Path) -> list[tuple[CacheFolder, dict[str, Any]]]:
     opened = []
-    for each, about in caches_in(folder):
+    try:
+        found = caches_in(folder)
+    except PermissionError as error:
+        path = Path(error.filename)
+        raise StorageError(f"{path}: cannot be read: {error.strerror}. {_as_owner(path)}") from error
+    for each, about in found:
         try:
             each.open()
         except OSError as error:
@@ -79,6 +89,14 @@ def _caches(folder: Path) -> list[tuple[CacheFolder, dict[str, Any]]]:
             ) from error
         opened.append((each, about))
     return opened
+
+
+def _as_owner(path: Path) -> str:
+    """Return who may do what this user may not, for a message."""
+    try:
+        return f"Run the command as its owner, user {path.stat().st_uid}"
+    except OSError:
+        return "Run the command as its owner"
 
 
 def _facts(opened: CacheFolder, about: dict[str, Any]) -> dict[str, Any]:

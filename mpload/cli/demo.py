@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
+from mpload.cli.endings import ends_cleanly
 from mpload.cli.photos import SCENES, make_photos
 from mpload.cli.terminal import progress_bar
 from mpload.errors import SampleError
@@ -63,7 +64,10 @@ def demo(
 
     Exits with 1 if an epoch does not contain every sample exactly once, or if batches depend on the workers.
     """
-    with tempfile.TemporaryDirectory(prefix="mpload-demo-") if keep is None else nullcontext(str(keep)) as name:
+    with (
+        ends_cleanly(),
+        tempfile.TemporaryDirectory(prefix="mpload-demo-") if keep is None else nullcontext(str(keep)) as name,
+    ):
         place = Path(name)
         place.mkdir(parents=True, exist_ok=True)
         index = _numbered(_index(folder or _photos(place / "photos", images), place), place / "numbered.txt", images)

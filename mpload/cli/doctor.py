@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from mpload.cli.endings import ends_cleanly
 from mpload.cli.loading import decoder_of, named_dataset, named_object, names_object, opened
 from mpload.cli.outputs import check_output
 from mpload.cli.reports import AsJson, print_json, prints_on_stderr
@@ -17,7 +18,7 @@ from mpload.cli.verdicts import needs_of, print_stages, print_verdict, stages_of
 from mpload.errors import ArgumentError, MploadError
 from mpload.judgement.facts import Facts, Job
 from mpload.memory.machine import num_usable_cores
-from mpload.tools.running import facts_between, find_job, is_stopped
+from mpload.tools.running import LoaderKey, facts_between, figures_of, find_job, is_stopped
 from mpload.units import format_bytes, format_counted, parse_bytes
 
 __all__ = ["doctor"]
@@ -90,7 +91,7 @@ def doctor(
         _watch(pid, seconds=seconds or _WATCHED_SECONDS, as_json=as_json)
         return
     assert path is not None
-    with prints_on_stderr(is_wanted=as_json), warnings.catch_warnings():
+    with ends_cleanly(), prints_on_stderr(is_wanted=as_json), warnings.catch_warnings():
         subject = _subject(path, decode=decode, transform=transform)
         size = subject.batch_size or batch_size or _BATCH_SIZE
         if batch_size not in {None, size}:
@@ -155,7 +156,12 @@ def _watch(pid: int, *, seconds: float, as_json: bool) -> None:
             f"process {pid} took no batch in {seconds:g} s, so there is nothing to judge. Watch it for longer with "
             f"--seconds, or see where it stands: py-spy dump --pid {pid}"
         )
-    reports = {key: diagnose(facts) for key, (span, facts) in found.items() if span.num_batches}
+    with figures_of(pid):
+        reports = {key: diagnose(facts) for key, (span, facts) in found.items() if span.num_batches}
+        _print_running(reports, as_json=as_json)
+
+
+def _print_running(reports: dict[LoaderKey, Any], *, as_json: bool) -> None:
     if as_json:
         print_json({"loaders": [{"pid": key[0], **_report(each)} for key, each in reports.items()]})
         return

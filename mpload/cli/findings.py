@@ -2,13 +2,15 @@
 
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from mpload.errors import StorageError
 from mpload.index.publishing import file_at
 from mpload.ingest.checking import Finding
-from mpload.units import format_count, format_counted
+from mpload.units import format_count, format_counted, printable
 
 __all__ = ["Findings", "write_findings"]
 
@@ -40,27 +42,44 @@ def write_findings(findings: Iterable[Finding], report: Path) -> Findings:
 
     Raises:
         ArgumentError: there is something at `report` that is not a regular file.
-        OSError: the report cannot be written.
+        StorageError: the report cannot be written.
 
     Memory: constant.
     """
     first: list[Finding] = []
     num_findings = 0
     target = file_at(report)
-    if target.exists():
-        os.truncate(target, 0)  # not deleted yet, so that a new report keeps its permissions
     file = None
+    with _errors_named(report):
+        if target.exists():
+            os.truncate(target, 0)  # not deleted yet, so that a new report keeps its permissions
     try:
         for finding in findings:
-            if file is None:
-                file = target.open("w", encoding="utf-8")
-            file.write(json.dumps(asdict(finding)) + "\n")
+            with _errors_named(report):
+                file = file or target.open("w", encoding="utf-8")
+                file.write(json.dumps(asdict(finding)) + "\n")
             num_findings += 1
             if len(first) < _NUM_SHOWN:
                 first.append(finding)
-    finally:
         if file is not None:
-            file.close()
-        else:
+            with _errors_named(report):
+                file.close()
+    finally:
+        if file is None:
             target.unlink(missing_ok=True)
+        else:
+            with suppress(OSError):  # the error that ended the loop says more
+                file.close()
     return Findings(num_findings=num_findings, first=tuple(first), report=report if file is not None else None)
+
+
+@contextmanager
+def _errors_named(report: Path) -> Iterator[None]:
+    """Raise errors of writing the report as `StorageError`."""
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(
+            f"{printable(str(report))}: the findings cannot be written: {error.strerror or error}. Free some space, or "
+            "name another file: --report FILE"
+        ) from error

@@ -2,7 +2,6 @@
 
 import math
 import time
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -39,7 +38,7 @@ def index(
         ),
     ],
     *,
-    out: Annotated[Path, typer.Option("-o", "--out", help="The index to write.")],
+    out: Annotated[str, typer.Option("-o", "--out", help="The index to write.")],
     split: Annotated[
         str | None, typer.Option(help="Split by a hash of the path: 0.9,0.1 or train=0.9,val=0.1.")
     ] = None,

@@ -1,7 +1,6 @@
 """`mpload pack`: write the samples of an index into tar shards, LMDB files or arrays."""
 
 import json
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -10,6 +9,7 @@ from mpload.cli.clusters import OnCluster, cluster_of
 from mpload.cli.loading import IndexArgument, opened
 from mpload.cli.reports import AsJson, print_json
 from mpload.cli.terminal import progress_bar
+from mpload.tools.pack.folder import folder_at
 from mpload.tools.pack.options import JpegForm, PackOptions, ShardFormat
 from mpload.tools.pack.packing import pack_index, pack_rows, verify_pack
 from mpload.units import format_bytes, format_counted, parse_bytes
@@ -20,7 +20,7 @@ __all__ = ["pack"]
 def pack(
     path: IndexArgument,
     *,
-    out: Annotated[Path, typer.Option("-o", "--out", help="The folder for the shards and their index.")],
+    out: Annotated[str, typer.Option("-o", "--out", help="The folder for the shards and their index.")],
     size: Annotated[str, typer.Option(help="Approximate size of a shard.")] = "1GiB",
     shard_format: Annotated[
         ShardFormat,
@@ -70,17 +70,18 @@ def pack(
         jpeg=jpeg,
         decode=decode,
     )
+    folder = folder_at(out)
     source = opened(path)
     cluster = cluster_of(on)
     with progress_bar("verifying" if verify else "packing", total=len(source)) as update:
         if verify:
-            verify_pack(source, out, options, num_workers=workers, on=cluster, progress=update)
-            made = out / "index.txt"
+            verify_pack(source, folder, options, num_workers=workers, on=cluster, progress=update)
+            made = folder / "index.txt"
         else:
-            made = pack_index(source, out, options, num_workers=workers, on=cluster, progress=update)
-    shards = sorted(out.glob(f"shard-*.{shard_format.ending}"))
+            made = pack_index(source, folder, options, num_workers=workers, on=cluster, progress=update)
+    shards = sorted(folder.glob(f"shard-*.{shard_format.ending}"))
     shards_bytes = sum(shard.stat().st_size for shard in shards)
-    rows = pack_rows(out)
+    rows = pack_rows(folder)
     decoder = None if rows is None else f"mpload.{rows!r}"
     if as_json:
         facts = {"path": made, "num_samples": len(source), "num_shards": len(shards), "shards_bytes": shards_bytes}

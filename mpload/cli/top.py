@@ -18,7 +18,7 @@ from mpload.judgement.verdict import judge
 from mpload.memory.usage import anonymous_pss_bytes
 from mpload.telemetry.page import stats_of_page
 from mpload.telemetry.stats import LoaderStats, Stage, Timings
-from mpload.tools.running import CANDIDATES, facts_between, find_job, is_stopped, read_job
+from mpload.tools.running import CANDIDATES, facts_between, figures_of, find_job, is_stopped, read_job
 from mpload.units import format_bytes, format_count, format_counted, format_seconds
 
 __all__ = ["top"]
@@ -54,13 +54,15 @@ def top(
             if current is None:
                 return
             found = facts_between(before, current)
-            loaders = [_figures(current.pages[key], before.pages[key], *each) for key, each in found.items()]
+            with figures_of(pid):
+                loaders = [_figures(current.pages[key], before.pages[key], *each) for key, each in found.items()]
+                tables = _tables(loaders)
             if as_json:
                 print_json_line({"unix_seconds": round(time.time(), 3), "loaders": loaders})
             elif live is not None:
-                live.update(_tables(loaders), refresh=True)
+                live.update(tables, refresh=True)
             else:
-                console.print(_tables(loaders))
+                console.print(tables)
             if once:
                 return
             before = current
@@ -191,7 +193,7 @@ def _workers(loader: Mapping[str, Any]) -> Table:
         table.add_column(name, justify="left" if name == "worker" else "right")
     for worker in loader["workers"]:
         shares = (f"{worker[f'{name}_share']:.0%}" for name in _SHARES)
-        table.add_row(worker["name"], str(worker["pid"]), *shares, format_bytes(worker["memory_bytes"]))
+        table.add_row(escape(worker["name"]), str(worker["pid"]), *shares, format_bytes(worker["memory_bytes"]))
     return table
 
 

@@ -75,6 +75,9 @@ class Asking:
         """Keep a request open for each of these pieces if a server is available, and give up all other requests.
 
         The values return the body of a request.
+
+        Raises:
+            ServerError: a server is another user's.
         """
         self._update()
         for piece in [piece for piece in self._open if piece not in wanted]:
@@ -135,8 +138,8 @@ class Asking:
         The other arguments are those of `answer`. No server is waited for that is left out at present.
         """
         live()
-        request = self._sent(piece, body, without=[n for n, known in enumerate(self._known) if known.url in than])
         with suppress(ServerError):  # raised again when it is asked for what is its turn
+            request = self._sent(piece, body, without=[n for n, known in enumerate(self._known) if known.url in than])
             return None if request is None else self._received(request, read)
         return None
 
@@ -190,7 +193,11 @@ class Asking:
             self._notify(Notice(place=server.url, is_outage=False, text=text))
 
     def _sent(self, piece: Piece, body: bytes, *, without: Sequence[int] = ()) -> Request | None:
-        """Send a request to the next server; return None if there is none, or it fails."""
+        """Send a request to the next server; return None if there is none, or it fails.
+
+        Raises:
+            ServerError: it is a server of another user.
+        """
         now = time.monotonic()
         server = self._choice.pick(piece.turn, now, without=without)
         if server is None:
@@ -200,6 +207,9 @@ class Asking:
         request = Request(server=server, connection=connection, piece=piece, body=body, sent_at=now)
         try:
             connection.ask(body, self._digest)
+        except Refused as error:
+            self._give_up(request)
+            raise self._refused(request, str(error)) from error
         except RequestError as error:
             self._failed(request, error)
             return None

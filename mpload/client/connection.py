@@ -4,9 +4,11 @@ import http.client
 import io
 import json
 import math
+import os
 import select
 import socket
 import ssl
+import struct
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -78,7 +80,7 @@ class Connection:
 
     def __init__(self, url: str, servers: Servers, tls: ssl.SSLContext | None) -> None:
         self.url = url
-        self._http, path = _http_of(url, servers.connect_timeout_seconds, tls)
+        self._http, path = _http_of(url, servers, tls)
         self._path = f"{path}/v1/samples"
         self._headers = {"Content-Type": MEDIA_TYPE, "Accept": MEDIA_TYPE}
         if servers.token is not None:
@@ -96,6 +98,7 @@ class Connection:
 
         Raises:
             RequestError: it cannot be sent.
+            Refused: the Unix socket is that of another user.
         """
         self._body, self._digest = body, digest
         try:
@@ -213,11 +216,11 @@ class Connection:
         self._was_used = False
 
 
-def _http_of(url: str, limit_seconds: float, tls: ssl.SSLContext | None) -> tuple[http.client.HTTPConnection, str]:
+def _http_of(url: str, servers: Servers, tls: ssl.SSLContext | None) -> tuple[http.client.HTTPConnection, str]:
     """Return a connection that is not made yet, and the beginning of the paths to ask for."""
-    parts = urlsplit(url)
+    parts, limit_seconds = urlsplit(url), servers.connect_timeout_seconds
     if parts.scheme == "unix":
-        return _SocketFileConnection(parts.path, limit_seconds), ""
+        return _SocketFileConnection(parts.path, limit_seconds, is_for_all=servers.token is not None), ""
     assert parts.hostname is not None
     if tls is not None and parts.scheme == "https":
         return _TlsConnection(parts.hostname, parts.port, limit_seconds, tls), parts.path
@@ -225,17 +228,34 @@ def _http_of(url: str, limit_seconds: float, tls: ssl.SSLContext | None) -> tupl
 
 
 class _SocketFileConnection(http.client.HTTPConnection):
-    """A connection over a Unix socket."""
+    """A connection over a Unix socket. Unless it `is_for_all`, only this user or root may listen there.
 
-    def __init__(self, path: str, limit_seconds: float) -> None:
+    In a folder such as `/tmp`, another user could have made the socket.
+    """
+
+    def __init__(self, path: str, limit_seconds: float, *, is_for_all: bool) -> None:
         super().__init__("localhost", timeout=limit_seconds)
         self._file = path
         self._limit_seconds = limit_seconds
+        self._is_for_all = is_for_all
 
     def connect(self) -> None:
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.sock.settimeout(self._limit_seconds)
         self.sock.connect(self._file)
+        if not self._is_for_all and (user := _listener_of(self.sock)) not in {0, os.geteuid()}:
+            self.close()
+            raise Refused(
+                f"is a server of user {user}, who could make other samples. Start one of your own, or pass token= if "
+                "that user's server is meant and has one"
+            )
+
+
+def _listener_of(connected: socket.socket) -> int:
+    """Return the user who listens at the other end of a Unix socket."""
+    facts = struct.Struct("iII")  # process, user, group
+    _, user, _ = facts.unpack(connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, facts.size))
+    return int(user)
 
 
 class _TlsConnection(http.client.HTTPConnection):

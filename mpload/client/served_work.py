@@ -64,6 +64,10 @@ class ServedWork:
         """Makes the samples that no server makes."""
         return self.work.pipeline
 
+    def share(self) -> None:
+        """Let all workers read the same files, as `PipelineWork` does."""
+        self.work.share()
+
     def open(self, worker: int) -> None:
         """Prepare this process. Connections are made for the first requests."""
         self.work.open(worker)

@@ -10,7 +10,9 @@ label_lines  the lines of YOLO's label files, which are cells or files of an ind
 scan         one fast pass over a text for the line offsets, the labels and a digest
 sidecar      finds, checks and publishes the sidecar, an Arrow file with the results of a scan
 sidecar_writing  writes it
+settling     waits until the modification time of a text will show any further change
 trusted      which files beside a text are trusted, where other users may write
+cache_folder where mpload's files are kept that cannot be beside a text
 derived      where files derived from a text are kept, and the lock of the process that makes them
 open_file    opens a text, and reads files by position
 lookup       reads the columns of a sidecar by position, without pyarrow
@@ -23,7 +25,8 @@ index        Index: records and labels
 mixture      Mixture: several indexes with weights, as the user gives them
 mixture_index  MixtureIndex: the indexes of a mixture as one index
 mixed_lines  MixedLines: lines of several indexes, as if they were those of one
-copying      copies an index to a local disk, from a URL or a slow file system
+copying      copies an index to a local disk, once per machine and version
+copy_sources where it is copied from: a URL, or a slow file system
 parts_text   the text that lists the parts of an index
 parts_table  its sidecar: where the lines of each part are
 parts_index  PartsIndex: the parts as one index, opened when they are needed

@@ -8,10 +8,12 @@ Copies are in the user's cache folder, or in a folder that the user names. Each 
 `URL/VERSION` (both hashed), that is renamed into place when it is complete. So a job that reads an older version is not
 disturbed. The folder holds the text, the sidecar and the row index if the server has them, and `copy.json`: the size,
 modification time and digest of the text. A copied sidecar is used only if its digest is that of the text.
+
+Users may share the folder of copies. If `URL` belongs to somebody who is not trusted (`mpload.index.trusted`), or this
+user may not write there, the copy is in `URL-USER` instead.
 """
 
 import contextlib
-import errno
 import hashlib
 import json
 import os
@@ -27,46 +29,37 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Protocol
-
-import platformdirs
+from typing import Any
 
 from mpload import errors
-from mpload.errors import (
-    ArgumentError,
-    IndexChangedError,
-    IndexNotFoundError,
-    MploadError,
-    OutageError,
-    StorageError,
-)
+from mpload.errors import MploadError, OutageError, StorageError
+from mpload.index.cache_folder import cache_folder
+from mpload.index.copy_sources import CopySource, FilesSource, ObjectsSource, changed_error, digest_of
 from mpload.index.derived import machine_lock
-from mpload.index.open_file import open_text
+from mpload.index.settling import settled_stamp
 from mpload.index.sidecar import TextStamp, find_sidecar, stamp_in
 from mpload.index.text import read_header
-from mpload.index.trusted import is_trusted
+from mpload.index.trusted import check_trusted, check_trusted_folder
 from mpload.storage.object_facts import ObjectFacts
-from mpload.storage.ranges import ByteRange
-from mpload.storage.remote import RemoteObjects, RemoteStorage, check_url
-from mpload.storage.remote_file import read_parts
+from mpload.storage.remote import RemoteStorage, check_url
 from mpload.units import MIB
 
 __all__ = ["copies_of_urls", "copy_of_file", "copy_of_url", "main"]
 
-_CHECK_SECONDS, _CHECK_RETRY_SECONDS = 5.0, 10.0
-"""Time limits for asking a server whether a copy is still current."""
 _SMALL_BYTES = 4 * MIB
 """The digest of a copy of up to this size is compared each time it is opened, which takes a few milliseconds."""
-_WHOLE_BYTES = 8 * MIB
 _UNUSED_SECONDS = 30 * 24 * 3600.0
 """A version that was not opened for so long is deleted when a newer one is copied."""
 _LOCK_SECONDS = 3600.0
-_FACTS = "copy.json"
+_FACTS, _COPIES = "copy.json", "indexes"
 _NUM_THREADS = 8
 
 
-def copy_of_file(source: str, folder: Path) -> Path:
-    """Return the path of a current copy of the index at an absolute path; `folder` holds all copies.
+def copy_of_file(source: str, folder: Path) -> tuple[Path, str]:
+    """Return the path of a current copy of the index at an absolute path, and ""; `folder` holds all copies.
+
+    If this user may not write to `folder`, or it belongs to somebody who is not trusted, the index is to be read where
+    it is: `source` is returned, with a warning.
 
     Memory: constant.
     Process: if several processes of a machine call this at once, one makes the copy and the others wait.
@@ -76,7 +69,7 @@ def copy_of_file(source: str, folder: Path) -> Path:
         IndexChangedError: the index was replaced while it was being copied.
         StorageError: the index cannot be read, or the copy cannot be written.
     """
-    return _ensure_copy(_Files(source), folder)[0]
+    return _ensure_copy(FilesSource(source), folder)
 
 
 def copy_of_url(url: str, limits: RemoteStorage | None = None, folder: Path | None = None) -> tuple[Path, str]:
@@ -109,7 +102,7 @@ def copies_of_urls(
     for url in urls:
         check_url(url)
     limits = limits or RemoteStorage()
-    folder = folder or platformdirs.user_cache_path("mpload") / "indexes"
+    folder = folder or _default_folder(urls[0])
     package_folder = str(Path(__file__).resolve().parents[2])
     paths = [package_folder, *filter(None, [os.environ.get("PYTHONPATH")])]
     with (
@@ -154,7 +147,7 @@ def main(arguments: Sequence[str]) -> None:
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
         with ThreadPoolExecutor(min(_NUM_THREADS, len(urls))) as pool:
-            copies = list(pool.map(lambda url: _ensure_copy(_Objects(url, limits), Path(folder)), urls))
+            copies = list(pool.map(lambda url: _ensure_copy(ObjectsSource(url, limits), Path(folder)), urls))
         answer: dict[str, Any] = {"copies": [(os.fsencode(path).hex(), warning) for path, warning in copies]}
     except MploadError as error:
         answer = {"error": type(error).__name__, "message": str(error)}
@@ -166,83 +159,12 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-class _Source(Protocol):
-    """Where an index is copied from."""
-
-    address: str
-    """Its URL or absolute path."""
-
-    def facts(self, name: str, *, has_copy: bool = False) -> ObjectFacts: ...
-    def fetch(self, name: str, facts: ObjectFacts, path: Path) -> None: ...
-
-
-class _Objects:
-    """An index at a URL, and what is beside it."""
-
-    def __init__(self, url: str, limits: RemoteStorage) -> None:
-        self.address = url
-        self._limits = limits
-        self._above, _, name = url.rpartition("/")
-        if not name:
-            raise ArgumentError(f"{url}: is a folder. Give the URL of an index, such as {url}train.txt")
-        self._objects = RemoteObjects(self._above, limits=limits)
-
-    def facts(self, name: str, *, has_copy: bool = False) -> ObjectFacts:
-        """Return the facts about an object; if there is a copy, do not wait long."""
-        objects = RemoteObjects(self._above, limits=_shorter(self._limits)) if has_copy else self._objects
-        try:
-            return objects.look_up(name)
-        except StorageError as error:
-            if error.errno == errno.ENOENT:
-                raise IndexNotFoundError(
-                    f"There is no index at {self._above}/{name}. Make one, and upload it: mpload index FOLDER -o {name}"
-                ) from None
-            raise
-
-    def fetch(self, name: str, facts: ObjectFacts, path: Path) -> None:
-        """Copy an object to a path."""
-        num_bytes = facts.num_bytes
-        with path.open("wb") as file:
-            if num_bytes is None or num_bytes <= _WHOLE_BYTES:
-                file.write(self._objects.read([ByteRange(name)])[0])
-            else:
-                read_parts(
-                    self._objects, name, 0, num_bytes, lambda offset, data: os.pwrite(file.fileno(), data, offset)
-                )
-
-
-class _Files:
-    """An index in a folder, and what is beside it."""
-
-    def __init__(self, path: str) -> None:
-        self.address = path
-
-    def facts(self, name: str, *, has_copy: bool = False) -> ObjectFacts:  # noqa: ARG002  for URLs
-        """Return the facts about a file."""
-        text, path = Path(self.address), Path(self.address).with_name(name)
-        if path != text and not is_trusted(path, text):
-            raise StorageError(f"{path}: is missing, or is not trusted in a folder that every user may write to")
-        with open_text(path) as file:
-            stamp = TextStamp.of(file.fileno())
-        return ObjectFacts(num_bytes=stamp.num_bytes, version=str(stamp.mtime_ns))
-
-    def fetch(self, name: str, facts: ObjectFacts, path: Path) -> None:
-        """Copy a file to a path, and compare what was written with what was read."""
-        digest = hashlib.blake2b(digest_size=32)
-        with open_text(Path(self.address).with_name(name)) as file, path.open("wb") as copy:
-            while piece := file.read(_WHOLE_BYTES):
-                digest.update(piece)
-                copy.write(piece)
-        if path.stat().st_size != facts.num_bytes:
-            raise _changed(self)
-        if _digest_of(path) != digest.hexdigest():
-            raise StorageError(f"{path}: the copy differs from what was read of {self.address}. Is the disk damaged?")
-
-
-def _ensure_copy(source: _Source, folder: Path) -> tuple[Path, str]:
+def _ensure_copy(source: CopySource, folder: Path) -> tuple[Path, str]:
+    """Return the path of a current copy, or the index itself if it may be read where it is, and a warning or ""."""
     name = source.address.rpartition("/")[2]
-    place = folder / _hashed(source.address)
-    latest = _latest(place, name)
+    hashed = _hashed(source.address)
+    places = [folder / hashed, folder / f"{hashed}-{os.geteuid()}"]
+    latest = None if source.text is not None else _latest(source, places)  # a folder has no outages
     try:
         facts = source.facts(name, has_copy=latest is not None)
     except OutageError as error:
@@ -250,52 +172,87 @@ def _ensure_copy(source: _Source, folder: Path) -> tuple[Path, str]:
             raise
         copied = datetime.fromtimestamp(_facts_in(latest)["copied_at"], UTC)
         return latest / name, f"{error}. The copy of {copied:%Y-%m-%d %H:%M} UTC is used, which may be out of date"
-    version = place / _hashed(f"{facts.version} {facts.num_bytes}") if facts.version else None
-    if version is None or not _is_intact(version, name):
+    version = _hashed(f"{facts.version} {facts.num_bytes}") if facts.version else None
+    found = next((place / version for place in places if version and _is_intact(place / version, source)), None)
+    if found is None:
+        found, refusal = _copied_to_any(source, facts, folder, places, version)
+        if found is None and source.text is None:
+            raise StorageError(
+                f"{source.address}: cannot be copied to {folder}: {refusal}. To have a copy, {_another(folder)}"
+            )
+        if found is None:
+            return Path(source.address), (
+                f"{folder}: a copy can neither be used nor made: {refusal}. The index is read where it is, which may "
+                f"be slow. To have a copy, {_another(folder)}"
+            )
+    with contextlib.suppress(OSError):  # a folder that another user has filled
+        os.utime(found / _FACTS)
+    return found / name, ""
+
+
+def _copied_to_any(
+    source: CopySource, facts: ObjectFacts, folder: Path, places: Sequence[Path], version: str | None
+) -> tuple[Path | None, str]:
+    """Copy the index to the first place in `folder` where this user may. Return its folder, or None and why not."""
+    refusal = ""
+    for place in places:
         try:
-            version = _copied(source, facts, place, version)
+            return _copied(source, facts, place, version), ""
         except OSError as error:
             if isinstance(error, MploadError):
                 raise
-            raise StorageError(
-                f"{source.address}: cannot be copied to {place}: {error.strerror or error}. Free some space there, or "
-                "have it copied to another disk: set XDG_CACHE_HOME, or pass local_copy to open_index"
-            ) from error
-    with contextlib.suppress(OSError):  # a folder that another user has filled
-        os.utime(version / _FACTS)
-    return version / name, ""
+            if not isinstance(error, PermissionError):
+                raise StorageError(
+                    f"{source.address}: cannot be copied to {place}: {error.strerror or error}. Free some space there, "
+                    f"or {_another(folder)}"
+                ) from error
+            refusal = error.strerror or str(error)
+    return None, refusal
 
 
-def _shorter(limits: RemoteStorage) -> RemoteStorage:
-    """Return limits for a request that there is an alternative to."""
-    request_seconds = min(_CHECK_SECONDS, limits.request_timeout_seconds)
-    retry_seconds = max(min(_CHECK_RETRY_SECONDS, limits.retry_seconds), 1.5 * request_seconds)
-    return RemoteStorage(request_timeout_seconds=request_seconds, retry_seconds=retry_seconds)
+def _another(folder: Path) -> str:
+    """Return how to have copies in another folder, for a message."""
+    cache = cache_folder()
+    is_default = cache is not None and folder == cache / _COPIES
+    return f"{'set XDG_CACHE_HOME, or ' * is_default}name another folder as local_copy"
 
 
-def _changed(source: _Source) -> IndexChangedError:
-    return IndexChangedError(f"{source.address}: changed while it was being copied. Open it again")
+def _default_folder(url: str) -> Path:
+    if (folder := cache_folder()) is None:
+        raise StorageError(
+            f"{url}: cannot be copied to a cache folder, as this user has no home directory. Set XDG_CACHE_HOME to a "
+            "writable folder, or name a folder as local_copy"
+        )
+    return folder / _COPIES
 
 
-def _copied(source: _Source, facts: ObjectFacts, place: Path, folder: Path | None) -> Path:
-    """Copy the index, and return the folder of the copy: `folder`, or one named by the digest if that is None."""
+def _copied(source: CopySource, facts: ObjectFacts, place: Path, version: str | None) -> Path:
+    """Copy the index to a folder in `place`, and return it. Its name is the version, or the digest if that is None.
+
+    Raises:
+        PermissionError: this user may not write there, or it belongs to somebody who is not trusted.
+        OSError: it cannot be written.
+    """
     name = source.address.rpartition("/")[2]
     place.mkdir(parents=True, exist_ok=True)
+    check_trusted_folder(place, source.text)
     busy = StorageError(
         f"{source.address}: another process has been copying it for {_LOCK_SECONDS:.0f} s. Try again later"
     )
     with machine_lock("copy", folder=place, limit_seconds=_LOCK_SECONDS, busy=busy) as is_alone:
-        if folder is not None and _is_intact(folder, name):  # another process was faster
-            return folder
+        if version is not None and _is_intact(place / version, source):  # another process was faster
+            return place / version
         if is_alone:
             for left in place.glob(f"{platform.node()}.*.tmp"):  # by a process that was killed
                 shutil.rmtree(left, ignore_errors=True)
         with _new_folder(place) as new:
+            if source.text is not None:
+                settled_stamp(source.text)  # so that a later change shows in its facts
             digest = _download(source, name, facts, new)
             if source.facts(name) != facts:
-                raise _changed(source)
-            folder = folder or place / _hashed(digest)
-            if not _is_intact(folder, name):
+                raise changed_error(source)
+            folder = place / (version or _hashed(digest))
+            if not _is_intact(folder, source):
                 if folder.exists():  # damaged
                     folder.rename(new / "damaged")
                     shutil.rmtree(new / "damaged")
@@ -311,14 +268,14 @@ def _copied(source: _Source, facts: ObjectFacts, place: Path, folder: Path | Non
 def _new_folder(place: Path) -> Iterator[Path]:
     """Make a folder, and delete it at the end unless it was renamed."""
     new = place / f"{platform.node()}.{secrets.token_hex(8)}.tmp"
-    new.mkdir()
+    new.mkdir(mode=0o775)  # no other user may change files in there, whatever the umask
     try:
         yield new
     finally:
         shutil.rmtree(new, ignore_errors=True)
 
 
-def _download(source: _Source, name: str, facts: ObjectFacts, folder: Path) -> str:
+def _download(source: CopySource, name: str, facts: ObjectFacts, folder: Path) -> str:
     """Copy the text, and the sidecar and the row index if there are any, into a folder; return the text's digest."""
     text = folder / name
     source.fetch(name, facts, text)
@@ -330,11 +287,11 @@ def _download(source: _Source, name: str, facts: ObjectFacts, folder: Path) -> s
             raise
         except MploadError:  # there is none: some servers then answer that access is denied
             derived.unlink(missing_ok=True)
-    digest = _digest_of(text)
+    digest = digest_of(text)
     _keep_if_fitting(text, Path(f"{text}.mpx"))
     stamp = TextStamp.of(text)
     found = {"num_bytes": stamp.num_bytes, "mtime_ns": stamp.mtime_ns, "digest": digest, "copied_at": time.time()}
-    with (folder / _FACTS).open("w", encoding="ascii") as file:
+    with (folder / _FACTS).open("w", encoding="utf-8") as file:
         json.dump(found, file)
     for path in folder.iterdir():  # onto the disk, before the folder gets its name
         with path.open("rb") as file_to_keep:
@@ -354,14 +311,14 @@ def _keep_if_fitting(text: Path, sidecar: Path) -> None:
         os.utime(text, ns=(mtime_ns, mtime_ns))
         header = read_header(text)
         layout = find_sidecar(text, header)
-        if layout is not None and layout.path == sidecar and layout.digest == _digest_of(text, start=header.body_bytes):
+        if layout is not None and layout.path == sidecar and layout.digest == digest_of(text, start=header.body_bytes):
             return
     sidecar.unlink()
 
 
-def _latest(place: Path, name: str) -> Path | None:
+def _latest(source: CopySource, places: Sequence[Path]) -> Path | None:
     """Return the version that was copied last, if any is intact."""
-    intact = [folder for folder in _versions(place) if _is_intact(folder, name)]
+    intact = [folder for place in places for folder in _versions(place) if _is_intact(folder, source)]
     return max(intact, key=lambda folder: float(_facts_in(folder)["copied_at"]), default=None)
 
 
@@ -370,25 +327,21 @@ def _versions(place: Path) -> list[Path]:
 
 
 def _facts_in(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / _FACTS).read_text(encoding="ascii"))
+    found: dict[str, Any] = json.loads((folder / _FACTS).read_text(encoding="utf-8"))
     return found
 
 
-def _is_intact(folder: Path, name: str) -> bool:
-    text = folder / name
+def _is_intact(folder: Path, source: CopySource) -> bool:
+    text = folder / source.address.rpartition("/")[2]
     try:
+        check_trusted_folder(folder, source.text)
+        for path in (text, folder / _FACTS):
+            check_trusted(path, source.text)
         facts, stamp = _facts_in(folder), TextStamp.of(text)
         is_same = (stamp.num_bytes, stamp.mtime_ns) == (facts["num_bytes"], facts["mtime_ns"])
-        return is_same and (stamp.num_bytes > _SMALL_BYTES or _digest_of(text) == facts["digest"])
+        return is_same and (stamp.num_bytes > _SMALL_BYTES or digest_of(text) == facts["digest"])
     except (OSError, ValueError, LookupError, TypeError):
         return False
-
-
-def _digest_of(path: Path, *, start: int = 0) -> str:
-    """Return the BLAKE2b hash of a file from byte `start` on, as `mpload.index.scan` computes that of the lines."""
-    with path.open("rb") as file:
-        file.seek(start)
-        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=32)).hexdigest()
 
 
 def _hashed(text: str) -> str:

@@ -7,24 +7,29 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
-import platformdirs
 from filelock import FileLock, Timeout
 
 from mpload.errors import MploadError, SidecarError
+from mpload.index.cache_folder import cache_folder
 from mpload.index.open_file import raise_if_limited
 from mpload.index.trusted import check_trusted, places_to_write
 from mpload.index.unfinished import unfinished_file
 
-__all__ = ["derived_paths", "found_or_made", "machine_lock"]
+__all__ = ["derived_name", "derived_paths", "found_or_made", "machine_lock"]
 
 _LOCK_SECONDS = 3600.0
 _Found = TypeVar("_Found")
 
 
+def derived_name(text: Path, *, suffix: str) -> str:
+    """Return the name of a derived file in the cache folder."""
+    return f"{hashlib.blake2b(os.fsencode(text.absolute()), digest_size=16).hexdigest()}{suffix}"
+
+
 def derived_paths(text: Path, *, suffix: str, folder: str) -> list[Path]:
     """Return the possible paths of a derived file: beside the text, or else in a folder of the user's cache folder."""
-    name = hashlib.blake2b(os.fsencode(text.absolute()), digest_size=16).hexdigest()
-    return [text.with_name(text.name + suffix), platformdirs.user_cache_path("mpload") / folder / f"{name}{suffix}"]
+    beside, cache = text.with_name(text.name + suffix), cache_folder()
+    return [beside] if cache is None else [beside, cache / folder / derived_name(text, suffix=suffix)]
 
 
 @contextlib.contextmanager
@@ -41,7 +46,12 @@ def machine_lock(name: str, *, limit_seconds: float, busy: MploadError, folder: 
     """
     # The lock is in the cache folder, because flock needs a file that persists. It does not exclude other machines, but
     # publishing by a rename makes a race with them harmless.
-    folder = folder or platformdirs.user_cache_path("mpload") / "locks"
+    if folder is None:
+        cache = cache_folder()
+        if cache is None:
+            yield False
+            return
+        folder = cache / "locks"
     lock = FileLock(folder / f"{name}.lock", timeout=limit_seconds)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -99,7 +109,7 @@ def found_or_made(
     if (found := first_found()) is not None:
         return found
     busy = SidecarError(f"{text}: another process has made {what} for {_LOCK_SECONDS:.0f} s. Try later")
-    with machine_lock(paths[1].stem, limit_seconds=_LOCK_SECONDS, busy=busy):
+    with machine_lock(Path(derived_name(text, suffix=suffix)).stem, limit_seconds=_LOCK_SECONDS, busy=busy):
         if (found := first_found()) is not None:
             return found
         failures: list[OSError] = []

@@ -50,7 +50,8 @@ def open_index(
         progress: called with the number of samples processed so far while a sidecar is built.
         storage: the time limits for copying an index from a URL; None means the default ones.
         local_copy: a folder on a local disk, for an index on a file system that is slow to answer. The text, its
-            sidecar and its row index are copied there, once per machine, and again when they have changed.
+            sidecar and its row index are copied there, once per machine, and again when they have changed. If that is
+            not possible because of other users, the index is read where it is, with a warning.
 
     Raises:
         IndexNotFoundError: there is no file at `path`.
@@ -104,7 +105,7 @@ class _Opening:
         """Return the text at an absolute path or a URL, or its copy, and a warning or ""."""
         if is_url(source):
             return self.known.get(source) or copy_of_url(source, self.storage, self.copies)
-        return (Path(source) if self.copies is None else copy_of_file(source, self.copies)), ""
+        return (Path(source), "") if self.copies is None else copy_of_file(source, self.copies)
 
     def opened(self, text: Path, source: str, progress: Progress | None) -> Index:
         """Open the index in a text."""

@@ -21,6 +21,7 @@ _PATH_NAMES = frozenset(
 _FILE = re.compile(r"\.[A-Za-z]\w{1,4}\s*\Z")
 """The end of a cell that is the name of a file."""
 _SEPARATORS = {";": "semicolons", "\t": "tabs", ",": "commas", "|": "'|'", " ": "spaces"}
+_JSON_LINES = frozenset({".jsonl", ".ndjson"})
 _NUM_CHECKED = 8  # lines of a list of paths
 _HEADER_NAMES = _PATH_NAMES | {"label", "class", "target", "class_id", "label_id"}
 
@@ -144,7 +145,7 @@ def refuse_joined_cells(path: Path, header: Header, root: str) -> None:
 
     That is so if none of the first lines is the path of a file, but the part before a separator is: its dialect does
     not separate its cells. It is also so if the first cell of a list without names is a number, and another one looks
-    like the name of a file.
+    like the name of a file, or if the first line is JSON.
 
     Args:
         path: the list.
@@ -153,6 +154,8 @@ def refuse_joined_cells(path: Path, header: Header, root: str) -> None:
     """
     if not header.is_inferred:
         return
+    if path.suffix.lower() in _JSON_LINES:
+        _refuse_json(path, header)
     if len(header.columns) > 1:
         if not header.has_names:
             _refuse_number(path, header, root)
@@ -177,6 +180,19 @@ def refuse_joined_cells(path: Path, header: Header, root: str) -> None:
                     f"The line seems to have cells separated by {kind}, but {_rule(header.dialect)}. "
                     f"{_remedy(separator, header.dialect)}"
                 )
+
+
+def _refuse_json(path: Path, header: Header) -> None:
+    """Raise `IndexFormatError` if the first line of a list looks like an object or an array in JSON."""
+    with path.open("rb") as file:
+        file.seek(header.body_bytes)
+        line = file.readline(MAX_LINE_BYTES)
+    if line.lstrip().startswith((b"{", b"[")):
+        raise IndexFormatError(
+            f"{path}:{header.num_lines + 1}: is JSON, not the path of a file. Write the samples as CSV, such as by "
+            f"pandas.read_json({str(path)!r}, lines=True).to_csv({str(path.with_suffix('.csv'))!r}, index=False). To "
+            "have each line as a text instead, index the file with columns='line:str' (--columns line:str)"
+        )
 
 
 def _refuse_number(path: Path, header: Header, root: str) -> None:

@@ -5,6 +5,7 @@ link stays and the file that it leads to is replaced, and the new file gets the 
 """
 
 import os
+import re
 import secrets
 import stat
 from collections.abc import Iterator
@@ -14,9 +15,10 @@ from typing import BinaryIO
 
 from mpload.errors import ArgumentError, MploadError, StorageError
 from mpload.index.plain_lists import BOM, MAGIC
+from mpload.storage.remote import is_url, redacted
 from mpload.units import MIB, printable
 
-__all__ = ["check_out", "declared_root", "file_at", "is_index", "new_file", "new_path"]
+__all__ = ["check_local", "check_out", "declared_root", "file_at", "is_index", "new_file", "new_path"]
 
 _KINDS = {
     stat.S_IFDIR: "a directory",
@@ -25,6 +27,21 @@ _KINDS = {
     stat.S_IFIFO: "a named pipe (FIFO)",
     stat.S_IFSOCK: "a socket",
 }
+_URL_AS_PATH = re.compile(r"(?:s3|gs|az|https?):/", re.IGNORECASE)
+"""The start of a URL of which a Path was made, which has only one of the slashes."""
+
+
+def check_local(out: str | os.PathLike[str], *, what: str = "an index is written to a local file") -> None:
+    """Raise `ArgumentError` if `out` is a URL.
+
+    Args:
+        out: where something is to be written.
+        what: what is written, and where to.
+    """
+    text = os.fspath(out)
+    if is_url(text) or _URL_AS_PATH.match(text):
+        url = text if is_url(text) else text.replace(":/", "://", 1)
+        raise ArgumentError(f"{redacted(url)}: {what}. Give its path, and upload it then")
 
 
 def check_out(out: Path, sources: list[Path]) -> None:

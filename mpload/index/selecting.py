@@ -21,7 +21,7 @@ from mpload.index.index import Index, header_of, sidecar_of
 from mpload.index.lookup import SidecarFile, check_sample_ids
 from mpload.index.opening import is_outside, open_index
 from mpload.index.parts import parts_of
-from mpload.index.publishing import check_out, declared_root, new_file
+from mpload.index.publishing import check_local, check_out, declared_root, new_file
 from mpload.index.sidecar import Progress, rewrite_sidecar
 from mpload.index.text import Dialect, Header, format_header, format_line, line_parser
 from mpload.index.where import Condition, parse_condition
@@ -152,8 +152,7 @@ def write_selection(
     index: Index, out: str | os.PathLike[str], choice: Choice, *, relative: bool, progress: Progress | None
 ) -> Index:
     """Write the chosen lines of an index to `out`, with their sizes if they were measured, and open the new index."""
-    if is_url(os.fspath(out)):
-        raise ArgumentError(f"{os.fspath(out)}: an index is written to a local file. Give its path, and upload it then")
+    check_local(out)
     target = Path(os.path.normpath(Path(out).expanduser().absolute()))
     check_out(target, [index.path, *(part.path for _, part in parts_of(index))])
     strata = _Strata.of(index, choice) if choice.part is not None else None

@@ -1,7 +1,7 @@
 """The sidecar of an index text: an Arrow IPC file with the offset and label of each line.
 
 It holds only derived data: it is built in one pass and constant memory, published by a rename, and rebuilt when the
-text has changed.
+text has changed. The text's size and modification time tell whether it has, see `mpload.index.settling`.
 
 Its columns are `offset: uint64`; `label: int64` if the text has a label column; and `nbytes: int64` if sizes were
 requested. Record batches are uncompressed and have 2**20 rows, so that the rows of a column are stored at regular
@@ -23,10 +23,11 @@ import pyarrow as pa
 
 from mpload.errors import MploadError, SidecarError
 from mpload.index.columns import format_columns
-from mpload.index.derived import derived_paths, machine_lock
+from mpload.index.derived import derived_name, derived_paths, machine_lock
 from mpload.index.lookup import BATCH_ROWS, BatchOffsets, SidecarFile, SidecarLayout
 from mpload.index.open_file import raise_if_limited
 from mpload.index.scan import Scan
+from mpload.index.settling import settled_stamp
 from mpload.index.sidecar_writing import (
     LABEL_KEY,
     SIDECAR_VERSION,
@@ -117,11 +118,11 @@ def _candidates(text: Path) -> list[Path]:
 
 def _lock(text: Path) -> contextlib.AbstractContextManager[bool]:
     busy = f"{text}: another process has been building the sidecar for {_LOCK_SECONDS:.0f} s. Try again later"
-    return machine_lock(_candidates(text)[1].stem, limit_seconds=_LOCK_SECONDS, busy=SidecarError(busy))
+    return machine_lock(derived_name(text, suffix=""), limit_seconds=_LOCK_SECONDS, busy=SidecarError(busy))
 
 
 def _publish(text: Path, header: Header, contents: Callable[[], _Contents], progress: Progress | None) -> SidecarLayout:
-    stamp = TextStamp.of(text)
+    stamp = settled_stamp(text)
     failures: list[str] = []
     is_full = False
     for path in places_to_write(_candidates(text), text):

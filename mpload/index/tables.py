@@ -13,12 +13,13 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from mpload.errors import ArgumentError
+from mpload.errors import ArgumentError, IndexChangedError
 from mpload.index.blocks import blocks_of
 from mpload.index.columns import ColumnType, format_columns
 from mpload.index.derived import found_or_made
 from mpload.index.index import Index
 from mpload.index.parts import is_shortened
+from mpload.index.settling import settled_stamp
 from mpload.index.table_files import BLOCK_ROWS, checksum_of, facts_of, write_head
 
 __all__ = [
@@ -83,6 +84,11 @@ class Table:
         return (path, facts) if fits else None
 
     def _write(self, file: BinaryIO, write: Callable[[BinaryIO, Mapping[str, Any]], None]) -> None:
+        if self.stamp:
+            numbers = Path(self.stamp["path"])
+            now = settled_stamp(numbers)
+            if (now.num_bytes, now.mtime_ns) != (self.stamp["num_bytes"], self.stamp["mtime_ns"]):
+                raise IndexChangedError(f"{numbers}: changed while it was being read. Start again when it is complete")
         write(file, self._identity())
         file.flush()
         path = Path(file.name)

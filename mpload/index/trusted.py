@@ -2,8 +2,9 @@
 
 A text may be in a folder that every user may write to, such as `/tmp` or a scratch disk. There, another user can leave
 a sidecar with wrong labels, a pipe, or a link to `/dev/zero`. So a file in such a folder is only used if it is regular,
-has one name, and belongs to this user, to root or to the owner of the text. `mpload.samples.cache.trusted` has such a
-rule for caches. In other folders, all users who may write are trusted, so colleagues of a group share files.
+has one name, and belongs to this user, to root or to the owner of the text. The same holds for the folders of copies on
+a local disk. `mpload.samples.cache.trusted` has such a rule for caches. In other folders, all users who may write are
+trusted, so colleagues of a group share files.
 
 It is enough to check by path, before a file is opened. In a sticky folder, other users cannot replace a trusted file.
 Where a folder that every user may write to is not sticky, they can replace the text as well.
@@ -15,11 +16,13 @@ import stat
 from collections.abc import Sequence
 from pathlib import Path
 
-__all__ = ["check_trusted", "is_trusted", "places_to_write"]
+__all__ = ["check_trusted", "check_trusted_folder", "is_trusted", "places_to_write"]
 
 
-def check_trusted(path: Path, text: Path) -> None:
+def check_trusted(path: Path, text: Path | None) -> None:
     """Raise an error unless the file at `path`, derived from `text`, may be used.
+
+    `text` is None if no user's file is the source, but an object at a URL.
 
     Raises:
         FileNotFoundError: there is no file.
@@ -37,6 +40,25 @@ def check_trusted(path: Path, text: Path) -> None:
             errno.EPERM, f"it belongs to user {facts.st_uid} and is in a folder that every user may write to"
         )
     return None
+
+
+def check_trusted_folder(folder: Path, text: Path | None) -> None:
+    """Raise an error unless files in a folder, derived from `text`, may be used.
+
+    Raises:
+        FileNotFoundError: there is no folder.
+        PermissionError: the folder, or a folder or link above it, belongs to another user and is in a folder that every
+            user may write to.
+        OSError: it cannot be looked at.
+    """
+    for place in {folder.absolute(), Path(os.path.realpath(folder))}:
+        for child in (place, *place.parents[:-1]):
+            facts = child.lstat()
+            if _is_open_to_all(child.parent.stat()) and facts.st_uid not in _trusted_users(text):
+                raise PermissionError(
+                    errno.EPERM,
+                    f"{child} belongs to user {facts.st_uid} and is in a folder that every user may write to",
+                )
 
 
 def is_trusted(path: Path, text: Path) -> bool:
@@ -76,5 +98,5 @@ def _is_open_to_all(folder: os.stat_result) -> bool:
     return bool(folder.st_mode & stat.S_IWOTH)
 
 
-def _trusted_users(text: Path) -> set[int]:
-    return {0, os.geteuid(), text.stat().st_uid}
+def _trusted_users(text: Path | None) -> set[int]:
+    return {0, os.geteuid()} | (set() if text is None else {text.stat().st_uid})

@@ -27,6 +27,7 @@ table_layout    what the columns of a table become
 table_cells     values of a table as cells of an index
 lists           plain lists, CSV files and existing indexes
 rows            Rows, the result of opening a source: columns, root, cells, and a count of what was left out
+web_names       warns of names that a web server would read in another way
 grouping        groups the members of a shard into samples
 signatures      recognises image files by their first bytes
 unmatched       counts files that no other file has the name of, such as labels without an image

@@ -29,10 +29,11 @@ from mpload.index.sidecar import Progress, TextStamp
 from mpload.index.text import Dialect, Header, format_header, format_line, line_parser
 from mpload.ingest.class_names import with_labels
 from mpload.ingest.folder_options import FolderOptions
-from mpload.ingest.image_sizes import measure_sizes
+from mpload.ingest.image_sizes import measure_sizes, refuse_sizes
 from mpload.ingest.lists import read_lines
 from mpload.ingest.rows import Rows
 from mpload.ingest.sources import SourcePath, open_source, refuse_whole_sources, source_paths
+from mpload.ingest.web_names import with_warning_of_escapes
 from mpload.ingest.writing import check_text
 from mpload.storage.remote import is_url, redacted
 from mpload.units import MIB, format_counted, printable
@@ -134,10 +135,13 @@ def append_to_index(
         if header_of(old).dialect is not Dialect.NATIVE:
             raise ArgumentError(f"{target}: is a plain list, not an index. Make an index of it: mpload index {target}")
         check_out(target, source_paths(source))
+        if with_sizes:
+            refuse_sizes(old.columns, old.root, target)
         with open_source(
             source, columns=columns, root=root, folder=folder, out=target, classes_from=classes_from
         ) as found_rows:
             rows = found_rows if classes_from is None else _labelled(old, found_rows, classes_from)
+            rows = with_warning_of_escapes(rows, target)
             classes = _classes_of(old, rows)
             _check_same(old, rows)
             found = _Found(lines=_Lines.of(old))

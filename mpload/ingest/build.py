@@ -8,16 +8,18 @@ from pathlib import Path
 from typing import overload
 
 from mpload.errors import MploadWarning
+from mpload.index.columns import parse_columns
 from mpload.index.opening import open_index
-from mpload.index.publishing import check_out
+from mpload.index.publishing import check_local, check_out
 from mpload.index.sidecar import Progress
 from mpload.ingest.class_names import class_names, with_labels
 from mpload.ingest.cluster import Cluster
 from mpload.ingest.folder_options import FolderOptions
-from mpload.ingest.image_sizes import measure_sizes
-from mpload.ingest.pixel_sizes import add_pixel_sizes
-from mpload.ingest.sources import SourcePath, open_source, source_paths
+from mpload.ingest.image_sizes import measure_sizes, refuse_sizes
+from mpload.ingest.pixel_sizes import add_pixel_sizes, refuse_pixel_sizes
+from mpload.ingest.sources import SourcePath, is_url, open_source, source_paths
 from mpload.ingest.splitting import Split
+from mpload.ingest.web_names import with_warning_of_escapes
 from mpload.ingest.writing import write_texts
 
 __all__ = ["build_index"]
@@ -134,11 +136,13 @@ def build_index(
 
     Warns:
         MploadWarning: something in the source was left out of the index, such as links, hidden files or files with
-            other extensions. Or several columns number classes, and the first of them was chosen.
+            other extensions. Or several columns number classes, and the first of them was chosen. Or a web server at
+            `root` would take names of files for escaped ones.
 
     Memory: constant, about 100 MB in addition to imports, for any number of samples. If the names in a folder do not
     fit in memory, they are sorted on disk, in the folder of `out`.
     """
+    check_local(out)
     target = Path(os.path.normpath(Path(out).expanduser().absolute()))
     parts = None if split is None else Split.of(split)
     for path in (target,) if parts is None else parts.paths(target):
@@ -146,14 +150,19 @@ def build_index(
     opened = partial(
         open_source, source, columns=columns, root=root, folder=folder, out=target, on=on, classes_from=classes_from
     )
+    if is_url(source):  # before it is listed
+        _refuse_sizes_of_objects(source, target, with_sizes=with_sizes, with_image_sizes=with_image_sizes)
     names = None
     if classes_from is not None:
         with opened() as rows:
             names = class_names(rows, classes_from)
     with opened() as rows:
         labelled = rows if names is None else with_labels(rows, str(classes_from), names)
+        if with_sizes:
+            refuse_sizes(rows.columns, rows.root, target)
         sized = add_pixel_sizes(labelled, num_workers=num_workers) if with_image_sizes else labelled
-        paths = write_texts(sized, target, split=parts, relative=relative, progress=progress)
+        checked = with_warning_of_escapes(sized, target)
+        paths = write_texts(checked, target, split=parts, relative=relative, progress=progress)
     if rows.notice and classes_from is None:
         warnings.warn(f"{target}: {rows.notice}", MploadWarning, stacklevel=2)
     if rows.left_out:
@@ -163,3 +172,10 @@ def build_index(
         if with_sizes:
             measure_sizes(index, num_workers=num_workers)
     return paths if parts is not None else paths[0]
+
+
+def _refuse_sizes_of_objects(url: str, target: Path, *, with_sizes: bool, with_image_sizes: bool) -> None:
+    if with_sizes:
+        refuse_sizes(parse_columns("image:path"), url, target)
+    if with_image_sizes:
+        refuse_pixel_sizes(url)

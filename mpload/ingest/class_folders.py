@@ -8,6 +8,7 @@ from mpload.errors import ArgumentError
 from mpload.units import printable
 
 __all__ = [
+    "SPLIT_FOLDERS",
     "names_of_some",
     "refuse_link_outside",
     "refuse_linked_classes",
@@ -15,25 +16,30 @@ __all__ = [
     "refuse_splits",
 ]
 
-_SPLIT = ("images", "labels")
+SPLIT_FOLDERS = ("images", "labels")
+"""The folders of a split in YOLO's layout."""
 _SPLITS = frozenset({"train", "training", "val", "valid", "validation", "dev", "eval", "test", "testing"})
 
 
-def refuse_splits(folder: str, classes: Sequence[str]) -> None:
+def refuse_splits(folder: str, classes: Sequence[str], laid_out: Sequence[str]) -> None:
     """Raise `ArgumentError` if subfolders are splits by their names, or hold `images` and `labels`.
 
     Args:
         folder: an absolute path, or a URL.
         classes: the names of its subfolders, sorted.
+        laid_out: the names of those that hold `images` and `labels`, sorted.
     """
     named = [name for name in classes if name.lower() in _SPLITS]
-    laid_out = [name for name in classes if all(os.path.isdir(f"{folder}/{name}/{inner}") for inner in _SPLIT)]  # noqa: PTH112
     splits = laid_out or (named if len(named) == len(classes) or len(named) > 1 else [])
     if splits:
         why = "hold 'images' and 'labels', as splits in YOLO's layout do" if laid_out else "have the names of splits"
+        url, name = printable(folder), printable(splits[0])
+        which, source = "each split", f"{url}/{name}"
+        if laid_out and "://" in folder:
+            which, source = "a local copy of each split", f"{name} --root {url}/{name}"
         raise ArgumentError(
-            f"{printable(folder)}: subfolders {why}, so they are no classes: {names_of_some(splits)}. Index each split "
-            f"by itself: mpload index {printable(folder)}/{printable(splits[0])} -o {printable(splits[0])}.txt. If "
+            f"{url}: subfolders {why}, so they are no classes: {names_of_some(splits)}. Index {which} "
+            f"by itself: mpload index {source} -o {name}.txt. If "
             "they are classes, give columns='image:path label:int' (--columns)"
         )
 

@@ -65,8 +65,7 @@ class _Lister:
         objects = list_objects(
             self.url, after=part.after, up_to=part.up_to, num_threads=PARALLEL_LISTS if is_all else _PART_THREADS
         )
-        paths = (path for path, _ in objects)
-        keys = walk.plain_keys(paths) if self.unlabelled else walk.labelled_keys(paths)
+        keys = walk.plain_keys(path for path, _ in objects) if self.unlabelled else walk.labelled_keys(objects)
         with new_file(self.path(part)) as file, sorted_strings(_with_signs(keys, file), folder=self.out) as ordered:
             write_strings(file, ordered)
         return walk
@@ -126,6 +125,9 @@ def _parts(folders: Iterable[str]) -> Iterator[_Part]:
 
 def _add(walk: RemoteWalk, other: RemoteWalk) -> None:
     """Add the counts of a job."""
+    walk.filled |= other.filled
+    walk.inner |= other.inner
+    walk.num_empty += other.num_empty
     walk.num_loose += other.num_loose
     walk.num_in_classes += other.num_in_classes
     for reason, count in other.left_out.counts.items():

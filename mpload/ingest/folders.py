@@ -21,6 +21,7 @@ from mpload.errors import ArgumentError, StorageError
 from mpload.index.columns import Cell, ColumnType, parse_columns
 from mpload.ingest.buckets import RemoteWalk
 from mpload.ingest.class_folders import (
+    SPLIT_FOLDERS,
     names_of_some,
     refuse_link_outside,
     refuse_linked_classes,
@@ -85,9 +86,7 @@ def open_folder(
             f"{folder}: files beside images are looked for in local folders only. Index a local copy, and give the URL "
             f"as its root: mpload index FOLDER --root {folder}"
         )
-    base, prefix = root_and_prefix(folder, beside.root if beside is not None and root is None else root)
-    if beside is not None:
-        beside.check_root(base)
+    base, prefix = root_and_prefix(folder, root) if beside is None else beside.root_and_prefix(root)
     walk = RemoteWalk(folder, options) if "://" in folder else _Walk(folder, options, confined_to=confined_to or base)
     types = None if columns is None else [column.type for column in parse_columns(columns)]
     labelled_or_shards = {ColumnType.INT, ColumnType.SPAN, ColumnType.ROW}
@@ -120,9 +119,13 @@ def open_folder(
             yield stack.enter_context(tars)
             return
         beside_classes = walk.beside.take(Reason.EXTENSION)  # ignored if there are class folders
+        if isinstance(walk, RemoteWalk):
+            walk.add_empty_classes()
         classes = sorted(walk.classes)
         if columns is None and not unlabelled:
-            refuse_splits(folder, classes)
+            refuse_splits(folder, classes, walk.laid_out_as_splits())
+            if isinstance(walk, RemoteWalk):
+                walk.refuse_pairs()
         labelled = _labelled(walk, classes, walk.in_classes(keys, loose, scratch), prefix)
         if (first := next(labelled, None)) is not None:
             if isinstance(walk, _Walk):
@@ -277,6 +280,14 @@ class _Walk:
         for name in sorted(self.classes):
             with sorted_strings(self.images(name), folder=scratch) as keys:
                 yield name, keys
+
+    def laid_out_as_splits(self) -> list[str]:
+        """Return the class folders that hold `images` and `labels`, as splits in YOLO's layout do."""
+        return [
+            name
+            for name in sorted(self.classes)
+            if all(os.path.isdir(self._full(f"{name}/{inner}")) for inner in SPLIT_FOLDERS)  # noqa: PTH112
+        ]
 
     def images(self, start: str) -> Iterator[str]:
         """Yield all images below the folder `start`."""

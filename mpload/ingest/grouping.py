@@ -7,17 +7,18 @@ column: `007.lr.png` and `007.hr.png` are the images of columns `lr` and `hr`. T
 and all others must have the same ones.
 
 Texts, JSON and arrays beside an image are attached files: `007.txt` is column `txt`, `007.caption.txt` is column
-`caption`. A .json file that holds nothing but the label is no column.
+`caption`. A .json file that holds nothing but the label is no column, unless `columns` names it. Then, .json files of
+other samples that hold more are counted as left out.
 """
 
 import json
 import re
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 
 from mpload.errors import ArgumentError
-from mpload.index.columns import Cell, Column, ColumnType
+from mpload.index.columns import Cell, Column, ColumnType, parse_columns
 from mpload.ingest.rows import LeftOut, Reason, choose_columns
 from mpload.units import printable
 
@@ -79,13 +80,16 @@ class Sample:
         """Extensions of the attached files that make columns if this is the first sample, in their order."""
         return sorted(extension for extension, member in self.attached.items() if member.is_column)
 
-    def cells(self, first: "Sample", left_out: LeftOut, extensions: Collection[str]) -> list[Cell]:
+    def cells(
+        self, first: "Sample", left_out: LeftOut, extensions: Collection[str], labels: Collection[str]
+    ) -> list[Cell]:
         """Return the cells of the sample's line, in the order of `found_columns(first)`.
 
         Args:
             first: the first sample.
             left_out: counts the attached files that the first sample lacks.
             extensions: the attached files that are wanted. The cells of others are empty.
+            labels: the attached files that are only read for the label. They are counted if they say anything else.
 
         Raises:
             ArgumentError: the sample's members differ from those of the first sample.
@@ -109,6 +113,10 @@ class Sample:
             for extension, member in self.attached.items():
                 if extension not in first.attached:
                     left_out.add(Reason.NOT_IN_FIRST, f"{self.shard}: {member.name}")
+        for extension in labels:
+            found = self.attached.get(extension)
+            if found is not None and (found.is_column or found.label not in {None, self.label}):
+                left_out.add(Reason.MORE_THAN_LABEL, f"{self.shard}: {found.name}")
         return cells
 
     def add(self, member: Member) -> None:
@@ -202,19 +210,34 @@ def choose_cells(
         first: the first sample, which determines the columns.
         samples: all samples.
         type_: the type of the columns of files.
-        columns: other names for the columns, or a selection of them.
-        left_out: counts the attached files that the first sample lacks.
+        columns: other names for the columns, or a selection of them. It may name .json files that only hold the label.
+        left_out: counts the attached files that the first sample lacks, and .json files that are only read for the
+            label but say more; those only if `columns` is None, so that nobody has decided about them.
     """
+    first = first if columns is None else _with_files_named(first, type_, columns)
+    labels = [] if columns is not None else sorted(first.attached.keys() - {*first.extensions})
     chosen, numbers = choose_columns(found_columns(first, type_), columns)
     first_attached = len(first.images) + (first.label is not None)
     wanted = {first.extensions[number - first_attached] for number in numbers if number >= first_attached}
 
     def cells() -> Iterator[list[Cell]]:
         for sample in samples:
-            made = sample.cells(first, left_out, wanted)
+            made = sample.cells(first, left_out, wanted, labels)
             yield [made[number] for number in numbers]
 
     return chosen, cells()
+
+
+def _with_files_named(first: Sample, type_: ColumnType, columns: str) -> Sample:
+    """Return the first sample with its .json files of labels as columns, if `columns` names one of them or has all."""
+    whole = replace(
+        first, attached={extension: replace(member, is_column=True) for extension, member in first.attached.items()}
+    )
+    if whole.extensions == first.extensions:
+        return first
+    wanted, found = parse_columns(columns), found_columns(whole, type_)
+    more = {*found} - {*found_columns(first, type_)}
+    return whole if len(wanted) == len(found) or not more.isdisjoint(wanted) else first
 
 
 def group_members(shard: str, members: Iterable[Member], left_out: LeftOut) -> Iterator[Sample]:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpload.errors import ArgumentError, SampleError
-from mpload.index.columns import Cell, ColumnType
+from mpload.index.columns import Cell, Column, ColumnType
 from mpload.index.index import Index, Record, header_of, require_files, sidecar_of
 from mpload.index.lookup import SidecarColumn, SidecarFile, SidecarLayout
 from mpload.index.parts_index import PartsIndex
@@ -18,7 +18,7 @@ from mpload.storage.ranges import Span
 from mpload.storage.remote import redacted
 from mpload.units import printable
 
-__all__ = ["measure_sizes"]
+__all__ = ["measure_sizes", "refuse_sizes"]
 
 _CHUNK_SAMPLES = 1024
 _KNOWN_SAMPLES = 1 << 17
@@ -47,13 +47,7 @@ def measure_sizes(
     require_files(index, what="the measurement of sizes")
     if isinstance(index, PartsIndex):
         raise ArgumentError(f"{index.path}: lists parts. Measure the sizes of each: mpload index SOURCE --stat -o PART")
-    for column in index.columns:
-        if column.type in {ColumnType.LMDB, ColumnType.ROW}:
-            raise ArgumentError(f"{index.path}: sizes of {column.type} values cannot be measured. Build without sizes")
-    if "://" in index.root and any(column.type is ColumnType.PATH for column in index.columns):
-        raise ArgumentError(
-            f"{index.path}: sizes of files at {redacted(index.root)} cannot be measured. Build without sizes"
-        )
+    refuse_sizes(index.columns, index.root, index.path)
     sources = [number for number, column in enumerate(index.columns) if column.type.is_source]
     root = Path(index.root)
 
@@ -85,6 +79,21 @@ def measure_sizes(
         digest=sidecar_of(index).digest,
         progress=progress,
     )
+
+
+def refuse_sizes(columns: Sequence[Column], root: str, index: Path) -> None:
+    """Raise `ArgumentError` if the sizes of samples cannot be measured: of files at a URL, LMDB values or Parquet rows.
+
+    Args:
+        columns: the columns of the index.
+        root: what its paths are relative to.
+        index: its path.
+    """
+    for column in columns:
+        if column.type in {ColumnType.LMDB, ColumnType.ROW}:
+            raise ArgumentError(f"{index}: sizes of {column.type} values cannot be measured. Build without sizes")
+    if "://" in root and any(column.type is ColumnType.PATH for column in columns):
+        raise ArgumentError(f"{index}: sizes of files at {redacted(root)} cannot be measured. Build without sizes")
 
 
 def _num_bytes(index: Index, record: Record, cell: Cell, root: Path) -> int:

@@ -134,7 +134,7 @@ def open_list(
                 raise IndexFormatError(f"{path}:{line_number}: {error}") from error
             yield cells
 
-    yield Rows(columns=chosen, root=base, cells=cells(), classes=header.classes, names=names)
+    yield Rows(columns=chosen, root=base, cells=cells(), classes=header.classes, names=names, is_list=True)
 
 
 def _declared(path: Path, header: Header, columns: str | None) -> tuple[Header, Sequence[int]]:

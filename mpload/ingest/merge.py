@@ -13,7 +13,7 @@ from mpload.index.copying import copy_of_url
 from mpload.index.opening import open_index, root_at, root_of
 from mpload.index.parts_index import PartsIndex
 from mpload.index.parts_text import is_part_list
-from mpload.index.publishing import check_out
+from mpload.index.publishing import check_local, check_out
 from mpload.index.sidecar import Progress
 from mpload.index.text import Header, read_header
 from mpload.ingest.lists import open_list
@@ -93,9 +93,7 @@ def merge_indexes(
     names = [absolute(source) for source in sources]
     if not names:
         raise ArgumentError("sources is empty. Give the indexes to merge: mpload merge a.txt b.txt -o all.txt")
-    if is_url(os.fspath(out)):
-        check_url(os.fspath(out))
-        raise ArgumentError(f"{os.fspath(out)}: an index is written to a local file. Give its path, and upload it then")
+    check_local(out)
     target = Path(absolute(out))
     check_out(target, [Path(name) for name in names if not is_url(name)])
     parts = [part for name in names for part in _sources_at(name)]

@@ -7,7 +7,7 @@ with the same subfolders.
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
@@ -17,11 +17,11 @@ from mpload.errors import ArgumentError
 from mpload.index.columns import Cell, Column, ColumnType, parse_columns
 from mpload.index.opening import is_outside
 from mpload.ingest.folder_options import FolderOptions
-from mpload.ingest.rows import LeftOut, Reason
+from mpload.ingest.rows import LeftOut, Reason, root_and_prefix
 from mpload.ingest.unmatched import count_unmatched, in_any_case
 from mpload.units import printable
 
-__all__ = ["CAPTION", "Beside", "belongs_to_image", "captions_of", "pair_of_folders"]
+__all__ = ["CAPTION", "Beside", "belongs_to_image", "captions_of", "named_as_pair", "pair_of_folders"]
 
 CAPTION = ".txt"
 """The extension of captions."""
@@ -41,6 +41,8 @@ class Beside:
     """The absolute path of the folder of images."""
     patterns: Mapping[str, str]
     """The pattern of each column."""
+    source: str | None = None
+    """The folder of which there is a copy at a root that is a URL; None if it is the folder of images."""
     next_step: str = "Correct the pattern, or index images without it separately"
     """What to do if a file is missing."""
     masks: str | None = None
@@ -59,20 +61,31 @@ class Beside:
         starts = [self._full(pattern.partition("{}")[0] + "x") for pattern in self.patterns.values()]
         return os.path.commonpath([self.folder, *map(os.path.dirname, starts)])
 
-    def check_root(self, root: str) -> None:
-        """Raise `ArgumentError` if the files are outside `root`."""
-        if is_outside(self.root, self._base(root)):
+    def root_and_prefix(self, root: str | os.PathLike[str] | None) -> tuple[str, str]:
+        """Return the absolute root, and the prefix that makes paths of images relative to it.
+
+        Args:
+            root: the root of the index; None means `self.root`.
+
+        Raises:
+            ArgumentError: the images or their files are outside the root.
+        """
+        base, prefix = root_and_prefix(self.folder, self.root if root is None else root)
+        if is_outside(self.root, self._base(base)):
             raise ArgumentError(
-                f"root {printable(root)} does not contain the files beside the images of {printable(self.folder)}. "
+                f"root {printable(base)} does not contain the files beside the images of {printable(self.folder)}. "
                 f"Give a folder that contains both, such as {printable(self.root)}"
             )
+        if "://" in base and self.source is not None:
+            prefix = os.path.relpath(self.folder, self.source) + "/"
+        return base, prefix
 
     def paths(self, image: str, root: str) -> list[str]:
         """Return the paths of an image's files, relative to `root`.
 
         Args:
             image: the path of the image, relative to the folder.
-            root: the root of the index, which has passed `check_root`.
+            root: the root of the index, as `root_and_prefix` returns it.
 
         Raises:
             ArgumentError: a file does not exist.
@@ -97,7 +110,7 @@ class Beside:
         Args:
             rows: the rows. The first cell is the path of the image.
             prefix: leads from the root to the folder of images.
-            root: the root of the index, which has passed `check_root`.
+            root: the root of the index, as `root_and_prefix` returns it.
             left_out: counts masks without an image.
         """
         for cells in rows:
@@ -113,7 +126,7 @@ class Beside:
             )
 
     def _base(self, root: str) -> str:
-        return self.folder if "://" in root else root
+        return (self.source or self.folder) if "://" in root else root
 
     def _full(self, path: str) -> str:
         return os.path.normpath(os.path.join(self.folder, path))  # noqa: PTH118
@@ -130,7 +143,7 @@ def pair_of_folders(folder: Path, options: FolderOptions, columns: str | None) -
     if options.beside or (columns is not None and [column.type for column in parse_columns(columns)] != _PAIR):
         return None
     try:
-        found = _named_as_pair(folder)
+        found = named_as_pair(lambda name: (folder / name).is_dir())
     except OSError:  # opening the folder raises an error that says more
         return None
     if found is None:
@@ -147,17 +160,18 @@ def pair_of_folders(folder: Path, options: FolderOptions, columns: str | None) -
     return Beside(
         folder=str(folder / _IMAGES),
         patterns={"mask": pattern},
+        source=str(folder),
         next_step="Add the mask or delete the image. If these are two classes, give columns='image:path label:int'",
         masks=str(folder / _MASKS),
         extensions=options.extensions,
     )
 
 
-def _named_as_pair(folder: Path) -> tuple[str, str] | None:
+def named_as_pair(is_folder: Callable[[str], bool]) -> tuple[str, str] | None:
     """Return the names of a folder of images and of a folder of masks, if both exist."""
     found = []
     for names in (_IMAGE_FOLDERS, _MASK_FOLDERS):
-        name = next((name for name in names if (folder / name).is_dir()), None)
+        name = next(filter(is_folder, names), None)
         if name is None:
             return None
         found.append(name)

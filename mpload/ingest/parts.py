@@ -10,10 +10,10 @@ from mpload.index.opening import open_index
 from mpload.index.parts_index import PartsIndex
 from mpload.index.parts_opening import difference_of
 from mpload.index.parts_text import ListedPart, format_parts
-from mpload.index.publishing import check_out, new_file
+from mpload.index.publishing import check_local, check_out, new_file
 from mpload.index.sidecar import Progress
 from mpload.ingest.rows import absolute, check_several
-from mpload.storage.remote import check_url, is_url
+from mpload.storage.remote import is_url
 from mpload.units import printable
 
 __all__ = ["list_parts"]
@@ -50,9 +50,7 @@ def list_parts(
     names = [absolute(part) for part in parts]
     if not names:
         raise ArgumentError("parts is empty. Give the indexes to list: mpload merge a.txt b.txt -o all.txt --as-parts")
-    if is_url(os.fspath(out)):
-        check_url(os.fspath(out))
-        raise ArgumentError(f"{os.fspath(out)}: a list is written to a local file. Give its path, and upload it then")
+    check_local(out, what="a list is written to a local file")
     target = Path(absolute(out))
     check_out(target, [Path(name) for name in names if not is_url(name)])
     first, listed = None, list[ListedPart]()

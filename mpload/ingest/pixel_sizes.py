@@ -21,9 +21,10 @@ from mpload.ingest.rows import Rows
 from mpload.ingest.threads import map_in_threads
 from mpload.storage.ranges import Span
 from mpload.storage.regular import open_regular
+from mpload.storage.remote import redacted
 from mpload.units import format_counted, printable
 
-__all__ = ["add_pixel_sizes"]
+__all__ = ["add_pixel_sizes", "refuse_pixel_sizes"]
 
 _COLUMNS: Final = tuple(Column(name=name, type=ColumnType.INT) for name in PIXEL_SIZES)
 _CHUNK_ROWS = 256
@@ -52,10 +53,15 @@ def add_pixel_sizes(rows: Rows, *, num_workers: int) -> Rows:
     sources = [number for number, column in enumerate(rows.columns) if column.type.is_source]
     if not sources or not rows.columns[sources[0]].type.is_file:
         raise ArgumentError("image sizes can be measured in files and tar files only. Build without image sizes")
-    if "://" in rows.root:
-        raise ArgumentError(f"{rows.root}: sizes of images at a URL cannot be measured. Build without image sizes")
+    refuse_pixel_sizes(rows.root)
     measured = _Measured(root=rows.root, column=sources[0])
     return replace(rows, columns=(*rows.columns, *_COLUMNS), cells=measured.rows(rows.cells, num_workers))
+
+
+def refuse_pixel_sizes(root: str) -> None:
+    """Raise `ArgumentError` if the root of images is a URL."""
+    if "://" in root:
+        raise ArgumentError(f"{redacted(root)}: sizes of images at a URL cannot be measured. Build without image sizes")
 
 
 @dataclass(slots=True, kw_only=True)

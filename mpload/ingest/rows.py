@@ -47,6 +47,10 @@ class Reason(StrEnum):
     MASK_ALONE = "masks with no image of the same name"
     IMAGE_ALONE = "images with no XML file of the same name (one without objects says that an image shows none)"
     NOT_IN_FIRST = "captions, JSON or arrays that the first sample lacks"
+    MORE_THAN_LABEL = (
+        "JSON files that say more than the label, or have another label than the .cls file, though that of the first "
+        "sample makes no column (to keep them, name one in --columns, such as json:span or json:lmdb)"
+    )
     NO_TEXT = "columns of a type that cannot be written as text"
     FEATURE = "features of the first record besides its images and its label (store them in Parquet to have columns)"
     NO_BOX = "objects without a 'bbox' or polygons"
@@ -92,6 +96,8 @@ class Rows:
     """The names of each column whose integers number classes that the source names itself."""
     left_out: LeftOut = field(default_factory=LeftOut)
     """What was left out. The counts are complete once `cells` is exhausted."""
+    is_list: bool = False
+    """Whether the paths were read from a list or an index, and are not names of files that were found."""
     notice: str = ""
     """What the user should know of a choice that was made for the index; or empty."""
 

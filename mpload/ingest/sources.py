@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import fields
 from pathlib import Path
+from typing import TypeGuard
 
 from mpload.errors import ArgumentError, StorageError
 from mpload.ingest.cluster import Cluster
@@ -25,7 +26,7 @@ from mpload.ingest.yolo import is_yolo_folder, open_yolo
 from mpload.storage.remote import check_url
 from mpload.units import printable
 
-__all__ = ["SourcePath", "open_source", "refuse_whole_sources", "source_paths"]
+__all__ = ["SourcePath", "is_url", "open_source", "refuse_whole_sources", "source_paths"]
 
 SourcePath = str | os.PathLike[str]
 
@@ -55,7 +56,7 @@ def source_paths(source: SourcePath | Sequence[SourcePath]) -> list[Path]:
     return [Path(absolute(path)) for path in paths]
 
 
-def is_url(source: SourcePath | Sequence[SourcePath]) -> bool:
+def is_url(source: SourcePath | Sequence[SourcePath]) -> TypeGuard[str]:
     """Whether a source is a URL."""
     return isinstance(source, str) and "://" in source
 
@@ -93,7 +94,7 @@ def open_source(
     """
     scratch = out.parent
     if is_url(source):
-        url = os.fspath(source).rstrip("/")  # type: ignore[arg-type]
+        url = source.rstrip("/")
         check_url(url)
         with open_folder(url, options=folder, scratch=scratch, columns=columns, root=root, on=on) as rows:
             yield rows

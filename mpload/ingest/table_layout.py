@@ -58,7 +58,8 @@ class Layout:
             others = ", ".join(f"{column.name!r} ({column.type})" for column in schema) or "no columns"
             raise ArgumentError(
                 f"{printable(file)}: has no column of images, but {others}. "
-                "Images must be bytes, or structs with a field 'bytes'"
+                "Images must be bytes, or structs with a field 'bytes'. Write texts, numbers or paths as a CSV file, "
+                "and index that with the types of its columns, such as --columns 'text:str label:int'"
             )
         integers = [column.name for column in schema if pa.types.is_integer(column.type)]
         classes = tuple((name, names) for name, names in _class_names(schema).items() if name in integers)

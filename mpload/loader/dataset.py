@@ -152,6 +152,9 @@ class MPDataset(IterableDataset[Batch]):
     ) -> None:
         _check_index(index)
         batch_size, seed = plain_integer(batch_size), plain_integer(seed)
+        if not isinstance(batch_size, int | None):
+            advice = "A list of sizes, one for each bucket, belongs to Buckets(batch_size=...)"
+            raise ArgumentError(f"batch_size must be an integer, or None for samples, got {batch_size!r:.80}. {advice}")
         if batch_size is not None and batch_size < 1:
             raise ArgumentError(f"batch_size must be at least 1, or None for samples, got {batch_size}")
         if not isinstance(decode, Mapping):

@@ -1,16 +1,18 @@
 """The workers and slots of a loader. Their numbers fit the memory budget, and are adjusted while the loader runs."""
 
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Self
 
+from mpload.errors import MploadWarning
 from mpload.loader.governor import Governor
 from mpload.loader.outages import OutageWarnings
 from mpload.loader.scaler import Scaler
 from mpload.loader.source import Source
 from mpload.memory.budget import MIN_SLOTS, WORKER_BYTES, MemoryBudget, divide
-from mpload.memory.machine import address_space_bytes, num_oom_kills
+from mpload.memory.machine import address_space_bytes, knows_free_memory, num_oom_kills
 from mpload.samples.map_work import PARCELS
 from mpload.storage.parquet import ROW_GROUPS_BYTES
 from mpload.storage.read_ahead import DEFAULT_AHEAD_BYTES
@@ -25,6 +27,10 @@ __all__ = ["Engine", "WorkerRange"]
 
 _CHECK_SECONDS = 0.2
 _WORKERS_PER_CORE = 8
+_UNKNOWN_MEMORY = (
+    "nothing says how much memory is free, as /proc is not mounted. Therefore the loader makes no fewer batches ahead "
+    "when memory is short. Mount it: mount -t proc proc /proc"
+)
 _MAX_WAITING = 64
 """The limit for workers that mostly wait, however few cores there are. With many cores it is two per core."""
 
@@ -80,6 +86,8 @@ class Engine:
             budget: memory for slots, workers and read-ahead.
             options: how workers are treated.
         """
+        if not knows_free_memory():
+            warnings.warn(_UNKNOWN_MEMORY, MploadWarning, stacklevel=4)
         self._source = source
         self._budget = budget
         self._layout = SlotLayout(num_samples=source.slot_samples, fields=fields)

@@ -94,8 +94,12 @@ def shares_of_span(
 
 
 def _machine_seconds() -> float:
-    allowed = psutil.Process().cpu_affinity() if hasattr(psutil.Process, "cpu_affinity") else None
-    times = psutil.cpu_times(percpu=True)
+    """Return how long the cores that this process may use have run; 0 if nothing says so, as in a chroot."""
+    try:
+        allowed = psutil.Process().cpu_affinity() if hasattr(psutil.Process, "cpu_affinity") else None
+        times = psutil.cpu_times(percpu=True)
+    except (psutil.Error, OSError):
+        return 0.0
     chosen = times if allowed is None else [times[core] for core in allowed if core < len(times)]
     return sum(sum(each) - each.idle - getattr(each, "iowait", 0.0) - _counted_twice(each) for each in chosen)
 

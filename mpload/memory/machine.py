@@ -19,6 +19,7 @@ __all__ = [
     "address_space_bytes",
     "available_bytes",
     "cpu_periods",
+    "knows_free_memory",
     "num_allowed_cores",
     "num_oom_kills",
     "num_usable_cores",
@@ -146,10 +147,16 @@ class MemoryGauge:
             fields[name] = value
             if name == "MemAvailable":
                 return int(fields["MemTotal"].split()[0]) * KIB, int(value.split()[0]) * KIB
-        memory = psutil.virtual_memory()
+        try:
+            memory = psutil.virtual_memory()
+        except OSError:  # Linux without /proc, as in a chroot
+            total_bytes = os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE
+            return total_bytes, total_bytes // _UNKNOWN_DIVISOR
         return int(memory.total), int(memory.available)
 
 
+_UNKNOWN_DIVISOR = 2
+"""If nothing says how much memory is free, half of it counts as free."""
 _KILLS_FILES = ("memory.events", "memory.oom_control")
 
 
@@ -187,8 +194,11 @@ def _machine_statistics() -> dict[str, int]:
     lines = (line.split() for line in _read("/proc/meminfo").splitlines())
     found = {words[0]: int(words[1]) * KIB for words in lines}
     if not found:
-        memory = psutil.virtual_memory()
-        return _split(int(memory.used), cache_bytes=0, shmem_bytes=0)
+        try:
+            used_bytes = int(psutil.virtual_memory().used)
+        except OSError:  # Linux without /proc
+            used_bytes = 0
+        return _split(used_bytes, cache_bytes=0, shmem_bytes=0)
     cache_bytes = found.get("Cached:", 0) + found.get("Buffers:", 0)
     return _split(found.get("AnonPages:", 0), cache_bytes=cache_bytes, shmem_bytes=found.get("Shmem:", 0))
 
@@ -222,6 +232,11 @@ def available_bytes(*, cgroup_folder: Path = _CGROUP_FOLDER, cgroup_members: Pat
     Page cache counts as free. For the arguments, see `MemoryGauge`.
     """
     return MemoryGauge(cgroup_folder=cgroup_folder, cgroup_members=cgroup_members).read().free_bytes
+
+
+def knows_free_memory() -> bool:
+    """Return whether the system says how much memory is free. Linux without /proc does not."""
+    return sys.platform != "linux" or Path("/proc/meminfo").exists()
 
 
 def address_space_bytes() -> int | None:

@@ -13,6 +13,10 @@ boxes              Boxes: the objects' boxes and values, which follow the crop o
 segments           the outlines of objects, as COCO stores them, as masks
 keypoints          Keypoints: points that follow the crop of the image
 clips              VideoClip, AudioClip: parts of videos and audio files
+clip_parts         which part of a file a clip is
+video_file         finds the end of a video and the frames shown at given times
+audio_file         reads parts of audio
+audio_headers      finds out whether an audio file is cut short
 views              Views: several crops of one image
 reading            opens the storage that a record's bytes are read from
 masks              refuses masks that an image decoder would destroy

@@ -1,12 +1,8 @@
 """Decoders of clips: frames of a video through PyAV, and audio through soundfile. Both packages are optional."""
 
-import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass
-from functools import partial
 from importlib.util import find_spec
-from io import BytesIO
-from itertools import chain
 from typing import Any, ClassVar
 
 import numpy as np
@@ -18,6 +14,9 @@ from mpload.images.image import decoded_image
 from mpload.images.jpeg_header import ImageBytes
 from mpload.images.limits import Limits
 from mpload.images.resize import Pixels
+from mpload.samples.audio_file import AudioFile
+from mpload.samples.clip_parts import check_begin, check_seconds, drawn_part, seconds_in
+from mpload.samples.video_file import VideoFile
 
 __all__ = ["AudioClip", "VideoClip"]
 
@@ -27,9 +26,12 @@ class VideoClip:
     """Show frames of a video file, at equal distances in time. Needs PyAV: `pip install 'mpload[video]'`.
 
     The part from `start` to `end` is divided into `num_frames` equal spans; each is shown as at its middle. Where the
-    part goes beyond the end of the video, the last frame is shown again. A part that begins there is an error. Each
-    worker reads the whole file but decodes from the key frame before `start` only. Frames are turned upright as the
-    metadata says, by a multiple of 90 degrees.
+    part goes beyond the end of the video, the last frame is shown again. A part that begins there is an error. Frames
+    are turned upright as the metadata says, by a multiple of 90 degrees.
+
+    The frames are those that a decode of the whole file shows at these times. Each worker reads the whole file, but
+    decodes from the key frame before `start` only, where the container can seek to it: most can, MPEG program streams
+    (`.mpg`, `.vob`) cannot.
 
     ```python
     # clips.txt: #columns clip:path start:float end:float
@@ -43,7 +45,7 @@ class VideoClip:
         crop: The crop of each frame, such as `RandomResizedCrop(112)`. All frames of a clip show the same region; None
             shows whole frames.
         start: Where the part begins, in seconds from the video's first frame, or the column of the index that says so.
-        end: Where it ends, likewise; None means the end of the video.
+        end: Where it ends, likewise; None means the end of the video's last frame, even if the audio is longer.
         seconds: Length of a shorter part, which is chosen at random between `start` and `end`; None takes all.
         of: The column of the index that holds the videos; None means the column with the decoder's key.
         limits: Which files and frames are refused.
@@ -68,7 +70,7 @@ class VideoClip:
             raise ArgumentError(f"num_frames must be a positive integer, got {num_frames!r}")
         if self.crop is not None and not isinstance(self.crop, DrawsGeometry):
             raise ArgumentError(f"crop must be a decoder such as RandomResizedCrop(112), got {self.crop!r:.80}")
-        _check_seconds(self.seconds)
+        check_seconds(self.seconds)
         _check_installed("VideoClip", "av")
 
     @property
@@ -102,22 +104,12 @@ class VideoClip:
         self.limits.check_bytes(len(data))
         dice = float(rng.random())
         try:
-            version = int(av.__version__.partition(".")[0])
-            with av.open(BytesIO(data), **_metadata_options(version)) as container:
-                if not container.streams.video:
-                    raise DecodeError("the file has no video")
-                stream: Any = container.streams.video[0]
-                if stream.codec_context is None:
-                    raise DecodeError("the video has a codec that this PyAV cannot decode")
-                stream.codec_context.thread_count = 1  # other cores have workers of their own
-                height, width = stream.codec_context.height, stream.codec_context.width
-                self.limits.check_size("video", height, width, len(data))
-                claim(PEAK_PIXEL_BYTES * height * width)
-                start, length = _part(self.start, self.end, self.seconds, record, _seconds_of(container, stream), dice)
-                begin = _seconds_in(record, self.start)
+            with VideoFile(data) as video:
+                self.limits.check_size("video", video.height, video.width, len(data))
+                claim(PEAK_PIXEL_BYTES * video.height * video.width)
+                start, length = drawn_part(self.start, self.end, self.seconds, record, lambda: video.seconds, dice)
                 times = start + (np.arange(self.num_frames) + 0.5) * length / self.num_frames
-                frames = _frames_at(container, stream, begin, times.tolist(), partial(_pixels, _to_rgb(version)))
-                return self._shown(frames, rng, out)
+                return self._shown(video.pixels_at(times.tolist(), seconds_in(record, self.start)), rng, out)
         except MploadError:  # some are a ValueError too
             raise
         except (av.FFmpegError, ValueError) as error:
@@ -143,7 +135,8 @@ class AudioClip:
     """Read audio from a file: WAV, FLAC, Ogg or MP3. Needs soundfile: `pip install 'mpload[video]'`.
 
     A sample is a dict: `samples`, float32 [channels, n] in [-1, 1], and `sample_rate`, in samples a second. In a batch,
-    `samples` is one tensor if all clips have the same length, otherwise a list.
+    `samples` is one tensor if all clips have the same length, otherwise a list. They are those of a decode of the whole
+    file. A file that is cut short is an error where it can be told: WAV, FLAC, Ogg, and MP3 with a Xing header.
 
     Attributes:
         start: Where the clip begins, in seconds, or the column of the index that says so.
@@ -164,7 +157,7 @@ class AudioClip:
     limits: Limits = Limits()
 
     def __post_init__(self) -> None:
-        _check_seconds(self.seconds)
+        check_seconds(self.seconds)
         _check_installed("AudioClip", "soundfile")
 
     def __call__(self, data: ImageBytes, rng: np.random.Generator, record: Mapping[str, Any]) -> dict[str, Any]:
@@ -183,131 +176,17 @@ class AudioClip:
         self.limits.check_bytes(len(data))
         dice = float(rng.random())
         try:
-            with soundfile.SoundFile(BytesIO(data)) as file:
-                rate = file.samplerate
-                start, length = _part(self.start, self.end, self.seconds, record, file.frames / rate, dice)
-                _check_begin(_seconds_in(record, self.start), file.frames / rate)
-                file.seek(min(round(start * rate), file.frames))
-                samples = file.read(round(length * rate), dtype="float32", always_2d=True)
-        except (soundfile.SoundFileError, RuntimeError) as error:
+            with AudioFile(data) as file:
+                whole_seconds = file.num_samples / file.rate
+                start, length = drawn_part(self.start, self.end, self.seconds, record, lambda: whole_seconds, dice)
+                check_begin(seconds_in(record, self.start), whole_seconds)
+                samples = file.read(round(start * file.rate), round(length * file.rate))
+        except MploadError:  # some are a ValueError too
+            raise
+        except (soundfile.SoundFileError, RuntimeError, ValueError, MemoryError) as error:
+            # Of the wrong length that a damaged header tells, soundfile may make an array.
             raise DecodeError(f"not audio that soundfile decodes, or damaged: {error}") from error
-        return {"samples": np.array(samples.T, order="C"), "sample_rate": rate}
-
-
-def _seconds_of(container: Any, stream: Any) -> float:
-    """Return the length of a video; 0 if the file does not tell."""
-    if stream.duration is not None and stream.time_base is not None:
-        return float(stream.duration * stream.time_base)
-    return (container.duration or 0) / 1e6
-
-
-def _frames_at(
-    container: Any, stream: Any, begin: float, times: Sequence[float], pixels_of: Callable[[Any], Pixels]
-) -> Iterator[Pixels]:
-    """Yield the pixels of the frame shown at each time, in seconds from the first; before that, those of the first.
-
-    After the end of the video, they are those of the last frame, unless the part begins there: that is an error.
-    """
-    first = float((stream.start_time or 0) * stream.time_base)
-    place, shown = 0, None
-    for frame in _frames_from(container, stream, first, times[0]):
-        num_before = sum(first + time < frame.time for time in times[place:])  # times ascend
-        if shown is not None and num_before:
-            yield from [pixels_of(shown)] * num_before
-            place += num_before
-        if place == len(times):
-            return
-        shown = frame
-    if shown is None:
-        raise DecodeError("the video has no frame in that part")
-    if not place:
-        _check_begin(begin, max(_end_of(shown, stream) - first, _seconds_of(container, stream)))
-    yield from [pixels_of(shown)] * (len(times) - place)
-
-
-def _end_of(frame: Any, stream: Any) -> float:
-    """Return until when the last frame of a video is shown, in seconds; some files tell only the rate of frames."""
-    if getattr(frame, "duration", 0) and frame.time_base is not None:
-        return float(frame.time + frame.duration * frame.time_base)
-    return float(frame.time + (1 / stream.average_rate if stream.average_rate else 0))
-
-
-def _frames_from(container: Any, stream: Any, first: float, time: float) -> Iterator[Any]:
-    """Return the frames from one at or before the time on."""
-    container.seek(int((first + time) / stream.time_base), stream=stream)  # to the key frame before it
-    frames = (frame for frame in container.decode(stream) if frame.time is not None)
-    start = next(frames, None)
-    if start is not None and start.time <= first + time:
-        return chain([start], frames)
-    container.seek(int(first / stream.time_base), stream=stream)  # an MPEG-TS is searched roughly, and may go too far
-    return (frame for frame in container.decode(stream) if frame.time is not None)
-
-
-def _pixels(to_rgb: Callable[[Any], Any], frame: Any) -> Pixels:
-    """Return the pixels of a frame, upright."""
-    pixels: Pixels = to_rgb(frame).to_ndarray()
-    quarters = round(frame.rotation / 90)  # counterclockwise
-    return np.ascontiguousarray(np.rot90(pixels, quarters)) if quarters else pixels
-
-
-def _metadata_options(version: int) -> dict[str, Any]:
-    """Return what lets PyAV pass over metadata that are not UTF-8. From version 19 on, it always does."""
-    return {"metadata_errors": "replace"} if version < 19 else {}
-
-
-def _to_rgb(version: int) -> Callable[[Any], Any]:
-    """Return a function that converts frames to RGB, in this thread.
-
-    From version 17 on, PyAV would start a thread for each core, and from 19 on keep them: a process that is forked
-    later would wait for them for ever. So this does not use what PyAV keeps.
-    """
-    from av.video.reformatter import VideoReformatter  # noqa: PLC0415  optional
-
-    options: Any = {"format": "rgb24"} | ({"threads": 1} if version >= 17 else {})
-    return partial(VideoReformatter().reformat, **options)
-
-
-def _part(
-    start: float | str,
-    end: float | str | None,
-    seconds: float | None,
-    record: Mapping[str, Any],
-    whole_seconds: float,
-    dice: float,
-) -> tuple[float, float]:
-    """Return where the part of a clip begins, and its length, in seconds."""
-    first = _seconds_in(record, start)
-    last = whole_seconds if end is None else _seconds_in(record, end)
-    if not 0 <= first < last < math.inf:
-        raise DecodeError(f"there is nothing from {first} to {last} seconds: the file has {whole_seconds:.3f} seconds")
-    if seconds is None:
-        return first, last - first
-    length = min(seconds, last - first)
-    return first + dice * (last - first - length), length
-
-
-def _check_begin(begin: float, whole_seconds: float) -> None:
-    if begin >= whole_seconds:
-        raise DecodeError(
-            f"the part begins at {begin} seconds, but the file has {whole_seconds:.3f} seconds. Correct the start, or "
-            "remove the sample from the index"
-        )
-
-
-def _seconds_in(record: Mapping[str, Any], given: float | str) -> float:
-    if not isinstance(given, str):
-        return given
-    if not isinstance(record.get(given), int | float):
-        raise ArgumentError(
-            f"the column {given!r} must hold seconds, but a record has {dict(record)!r:.200}. Declare {given}:float in "
-            "#columns"
-        )
-    return float(record[given])
-
-
-def _check_seconds(seconds: float | None) -> None:
-    if seconds is not None and not 0 < seconds < math.inf:
-        raise ArgumentError(f"seconds must be a positive number, got {seconds!r}")
+        return {"samples": samples, "sample_rate": file.rate}
 
 
 def _check_installed(name: str, package: str) -> None:

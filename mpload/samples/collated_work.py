@@ -15,7 +15,7 @@ from mpload.samples.pipeline import Pipeline
 from mpload.samples.policy import ErrorAction
 from mpload.transport.ragged import RaggedArray
 from mpload.transport.slots import Field, RaggedField
-from mpload.transport.worker import ChunkReport, Work
+from mpload.transport.worker import ChunkReport, SharingWork, Work
 
 __all__ = ["MADE", "CollateSlot", "CollatedWork", "SampleWork", "unpacked", "whole_field"]
 
@@ -75,6 +75,11 @@ class CollatedWork:
     joins: Sequence[Join]
     collate: CollateSlot | None
     """The user's callable; None if all is said by `joins`."""
+
+    def share(self) -> None:
+        """Share what the work of samples shares."""
+        if isinstance(self.samples, SharingWork):
+            self.samples.share()
 
     def open(self, worker: int) -> None:
         """Prepare this process."""

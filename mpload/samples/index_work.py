@@ -32,7 +32,7 @@ from mpload.samples.pipeline import Pipeline
 from mpload.samples.policy import BadSample, ErrorAction, substitute_for
 from mpload.storage.local import LocalStorage
 from mpload.storage.notices import Notice
-from mpload.storage.protocols import KeepingStorage, Room
+from mpload.storage.protocols import KeepingStorage, Room, SharingStorage
 from mpload.storage.ranges import ByteRange
 from mpload.transport.chunks import Chunk
 from mpload.transport.messages import Failure, Tally, details_of
@@ -69,6 +69,11 @@ class PipelineWork:
         default=(None, np.empty(0, np.int64)), init=False, repr=False, compare=False
     )
     """The latest batch and all its sample_ids: permuting 256 positions takes hardly longer than permuting 16."""
+
+    def share(self) -> None:
+        """Let all workers read the same files, also those that take the places of others."""
+        if isinstance(self.pipeline.opened_storage, SharingStorage):
+            self.pipeline.opened_storage.share_files()
 
     def open(self, worker: int) -> None:
         """Prepare for read-ahead, and map a small index. Files of samples are opened when they are first read."""

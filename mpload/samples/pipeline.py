@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mpload.errors import FAILURES, MploadError, OutageError, SampleError, cause_of
+from mpload.errors import FAILURES, IndexChangedError, MploadError, OutageError, SampleError, cause_of
 from mpload.images.claims import Claim, unclaimed
 from mpload.index.bucket_table import BucketTable
 from mpload.index.columns import path_of, range_of
@@ -238,6 +238,8 @@ class Pipeline:
             on_bad = self.bad.add
         try:
             return record.sample_id, self._make(record, self._rng, outs, rooms, store, ready)
+        except IndexChangedError:  # no sample is to blame
+            raise
         except FAILURES as error:  # whatever the user's callables raise is handled by the policy
             raise_if_from_handler(error)
             # No local variable may keep the error: its traceback refers to this frame and so to all open files.
@@ -257,6 +259,8 @@ class Pipeline:
             for substitute in self.index.records(candidates):
                 try:
                     return substitute.sample_id, self._make(substitute, self._rng, outs, rooms, store)
+                except IndexChangedError:
+                    raise
                 except OutageError as outage:
                     raise SampleError(str(self.describe(substitute, self._used.cause(cause_of(outage))))) from outage
                 except FAILURES as substitute_error:

@@ -23,7 +23,9 @@ connections      HTTP connections, through urllib3, on which every wait has a li
 buckets          makes requests to buckets, with obstore
 bucket_failures  what the errors of obstore say
 request_failure  what went wrong with one request
+leading_slashes  finds keys that begin with a slash, which obstore does not show
 listing          lists the keys of a bucket in several threads
+first_seen       what shards were when a process of the job first opened them
 roots            paths below one of several roots, for the sources of a mixture
 opening          open_storage: makes the storage that an index needs
 many             reads the ranges of a whole chunk of samples with one native call

@@ -6,7 +6,7 @@ from mpload.errors import MploadError
 from mpload.storage.request_failure import RequestFailure, status_failure
 from mpload.units import printable
 
-__all__ = ["failure_of", "is_of_obstore"]
+__all__ = ["bad_key", "failure_of", "is_of_obstore"]
 
 # obstore's errors tell their kind only in the text that Rust makes of them, one field a line. Strings in it, which may
 # quote a server or a path, are replaced first.
@@ -50,6 +50,12 @@ def is_of_obstore(error: BaseException) -> bool:
     return _is_panic(error) or (isinstance(error, Exception) and not isinstance(error, MploadError))
 
 
+def bad_key(key: str) -> RequestFailure:
+    """Return the failure of a request for an object whose key obstore cannot read."""
+    why = "has an empty part, a part `.`, or a control character, so that obstore cannot read it. Rename the object"
+    return RequestFailure("bad key", text=f"the key {printable(key)} {why}", is_temporary=False)
+
+
 def _is_panic(error: BaseException) -> bool:
     """Return whether obstore met something that it does not expect. The class of its error is no `Exception`."""
     return type(error).__name__ == "PanicException"
@@ -68,8 +74,7 @@ def failure_of(error: BaseException, *, limit_seconds: float) -> RequestFailure:
     if isinstance(error, FileNotFoundError):
         return status_failure(404)
     if (key := _BAD_KEY.search(str(error).partition(_DEBUG)[0])) is not None:
-        why = "has an empty part, a part `.`, or a control character, so that obstore cannot read it. Rename the object"
-        return RequestFailure("bad key", text=f"the key {printable(key[1])} {why}", is_temporary=False)
+        return bad_key(key[1])
     debug = _STRING.sub('""', _URI.sub("", raw))
     if (status := _STATUS.search(debug)) is not None:
         return status_failure(int(status[1]))

@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from mpload.errors import ArgumentError, StorageError
-from mpload.storage.bucket_failures import failure_of, is_of_obstore
+from mpload.storage.bucket_failures import bad_key, failure_of, is_of_obstore
+from mpload.storage.leading_slashes import key_with_leading_slash
 from mpload.storage.listing import Object, is_plain, list_in_parts
 from mpload.storage.object_facts import ObjectFacts
 from mpload.units import format_count, printable
@@ -28,7 +29,7 @@ from mpload.units import format_count, printable
 if TYPE_CHECKING:
     from obstore.store import ObjectStore, RetryConfig
 
-__all__ = ["PARALLEL_LISTS", "BucketClient", "can_list_ranges", "list_bucket", "list_level"]
+__all__ = ["PARALLEL_LISTS", "BucketClient", "can_list_ranges", "list_bucket", "list_level", "refuse_leading_slashes"]
 
 PARALLEL_LISTS = 16
 _PAGE_OBJECTS = 1000  # number of objects that providers send per page
@@ -84,6 +85,7 @@ class BucketClient:
             StorageError: the object is larger than `max_bytes`, or this process cannot use obstore.
             ArgumentError: obstore is not installed.
         """
+        _refuse_outer_slashes(key)
         store = self._store(url, limit_seconds)
         failure = None
         try:
@@ -103,6 +105,7 @@ class BucketClient:
 
     def look_up(self, url: str, key: str, *, limit_seconds: float) -> ObjectFacts:
         """Return the size and the version of an object. Arguments and errors are those of `fetch`."""
+        _refuse_outer_slashes(key)
         store = self._store(url, limit_seconds)
         try:
             found = obstore().head(store, key)
@@ -135,6 +138,12 @@ class BucketClient:
         return store
 
 
+def _refuse_outer_slashes(key: str) -> None:
+    """Raise `RequestFailure` if a key begins or ends with a slash. obstore would leave it out."""
+    if key != key.strip("/"):
+        raise bad_key(key)
+
+
 def _interruptible(call: Callable[[], bytes]) -> bytes:
     """Call in a thread where Ctrl-C may end the wait, since obstore notices Ctrl-C only when a request is over."""
     handler = signal.getsignal(signal.SIGINT)
@@ -163,7 +172,7 @@ def _interruptible(call: Callable[[], bytes]) -> bytes:
 
 def can_list_ranges(url: str, prefix: str) -> bool:
     """Return whether a bucket can be listed from any key: an S3 bucket, unless it is a directory bucket."""
-    return url.startswith("s3:") and not url.endswith("--x-s3") and is_plain(prefix)
+    return url.startswith("s3:") and not _is_directory_bucket(url) and is_plain(prefix)
 
 
 def list_bucket(
@@ -207,10 +216,14 @@ def list_bucket(
         raise failure
 
 
-def list_level(url: str, prefix: str) -> list[str]:
+def list_level(url: str, prefix: str, *, at_any_cost: bool) -> list[str]:
     """Return the names of the folders directly below `prefix` of a bucket.
 
-    The list is empty if the first page of the objects has no folder: there may be very many objects.
+    Args:
+        url: the URL of the bucket.
+        prefix: the beginning of the keys.
+        at_any_cost: list them even if the first page of the objects has no folder, so that there may be very many
+            objects. Otherwise the list is empty then.
 
     Memory: the names of the folders, and of the objects beside them.
 
@@ -221,9 +234,11 @@ def list_level(url: str, prefix: str) -> list[str]:
     store = _open_for_lists(url)
     failure = None
     try:
-        first: Sequence[Any] = next(iter(obstore().list(store, prefix=prefix or None, chunk_size=_PAGE_OBJECTS)), [])
-        if all("/" not in each["path"][len(prefix) :] for each in first):
-            return []
+        if not at_any_cost:
+            pages = obstore().list(store, prefix=prefix or None, chunk_size=_PAGE_OBJECTS)
+            first: Sequence[Any] = next(iter(pages), [])
+            if all("/" not in each["path"][len(prefix) :] for each in first):
+                return []
         found = obstore().list_with_delimiter(store, prefix=prefix or None)
     except BaseException as error:
         if not is_of_obstore(error):
@@ -232,6 +247,31 @@ def list_level(url: str, prefix: str) -> list[str]:
     if failure is not None:
         raise failure
     return [path[len(prefix) :] for path in found["common_prefixes"] if path.startswith(prefix)]
+
+
+def refuse_leading_slashes(url: str) -> None:
+    """Raise `RequestFailure` if a key of a bucket begins with a slash, or if the bucket cannot be read.
+
+    obstore itself refuses other keys with empty parts when it lists them. Directory buckets are not checked, as they
+    cannot be listed from a key.
+    """
+    if _is_directory_bucket(url):
+        return
+    failure = None
+    try:
+        key = key_with_leading_slash(obstore(), _open_for_lists(url))
+        if key is not None:
+            failure = bad_key(key)
+    except BaseException as error:
+        if not is_of_obstore(error):
+            raise
+        failure = failure_of(error, limit_seconds=_LIST_SECONDS)
+    if failure is not None:
+        raise failure
+
+
+def _is_directory_bucket(url: str) -> bool:
+    return url.endswith("--x-s3")
 
 
 def obstore() -> Any:

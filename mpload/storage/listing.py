@@ -37,6 +37,14 @@ class _Part:
     """Pages listed since the range was last split."""
     is_being_split: bool = False
 
+    def holds(self, key: str, num_bytes: int) -> bool:
+        """Whether an object listed belongs to this range. A folder's marker at its end may belong to the next one too.
+
+        The marker of `dog` is an empty object with the key `dog/`, which is listed as `dog`, even after `dog`.
+        """
+        is_marker = not num_bytes and key <= self.start < f"{key}/"
+        return (self.start < key or is_marker) and (self.end is None or key <= self.end)
+
 
 def list_in_parts(
     pages_after: _PagesAfter, *, num_threads: int, after: str = "", up_to: str | None = None
@@ -168,7 +176,7 @@ class _Listing:
                 "file, and index that with this URL as its root"
             )
         with self._news:
-            kept = [found for found in page if part.start < found[0] and (part.end is None or found[0] <= part.end)]
+            kept = [found for found in page if part.holds(*found)]
             goes_on = not page or part.end is None or page[-1][0] < part.end
             part.last = max([part.last, *keys]) if part.end is None else min(part.end, max([part.last, *keys]))
             part.num_pages += 1

@@ -5,11 +5,13 @@ import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mpload.errors import ArgumentError, StorageError
 from mpload.storage.confined import real_path
+from mpload.storage.first_seen import FirstSeen
 from mpload.storage.ranges import ByteRange, LmdbValue
 from mpload.units import format_count, printable
 
@@ -172,6 +174,7 @@ class LmdbStorage:
         self._allow_outside_root = allow_outside_root
         self._max_open_files = max_open_files
         self._max_bytes = max_bytes
+        self._first_seen: FirstSeen | None = None
         self._start()
 
     def _start(self) -> None:
@@ -179,10 +182,16 @@ class LmdbStorage:
         self._lock = threading.Lock()
         self._pid = os.getpid()  # last, so that no thread of a forked child uses the parent's lock
 
+    def share_files(self) -> None:
+        """Let all processes that are forked from this one read the same files; see `SharingStorage`."""
+        with suppress(OSError):
+            self._first_seen = FirstSeen()
+
     def read(self, ranges: Sequence[ByteRange]) -> list[bytes]:
         """Return the value of each `LmdbValue`, in the order of `ranges`.
 
         Raises:
+            IndexChangedError: after `share_files`, a file was replaced.
             OutsideRootError: a path leads outside the root.
             StorageError: a value does not exist or cannot be read.
         """
@@ -215,17 +224,23 @@ class LmdbStorage:
         with self._lock:
             file = self._files.get(path)
             if file is None:
-                file = self._files[path] = open_lmdb(
-                    real_path(self._root, path, allow_outside_root=self._allow_outside_root)
-                )
+                real = real_path(self._root, path, allow_outside_root=self._allow_outside_root)
+                file = open_lmdb(real)
+                if self._first_seen is not None:
+                    self._first_seen.check(real, Path(real).stat())
+                self._files[path] = file
                 if len(self._files) > self._max_open_files:
                     self._files.popitem(last=False)
             self._files.move_to_end(path)
             return file
 
     def __getstate__(self) -> dict[str, object]:
-        return {name: value for name, value in self.__dict__.items() if name not in {"_files", "_lock", "_pid"}}
+        return {name: value for name, value in self.__dict__.items() if name not in _PER_PROCESS}
 
     def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__.update(state)
+        self._first_seen = None
         self._start()
+
+
+_PER_PROCESS = frozenset({"_files", "_first_seen", "_lock", "_pid"})

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from mpload.errors import ArgumentError, StorageError
 from mpload.storage.confined import outside_root
 from mpload.storage.file_errors import file_error
+from mpload.storage.first_seen import FirstSeen
 from mpload.storage.many import ManyRanges, ManyReader
 from mpload.storage.mapped import MAX_MAPPED_BYTES, MappedShard
 from mpload.storage.native import NATIVE
@@ -106,6 +107,7 @@ class LocalStorage:
         self._real_root = _with_slash(os.path.realpath(root))
         self._roots = (self._real_root, _with_slash(os.path.abspath(root)))  # noqa: PTH100  the root as written
         self._folder: _Open | None = None
+        self._first_seen: FirstSeen | None = None
         # By path, least recently used first. Threads share it without a lock, which is safe with a plain dict. With an
         # OrderedDict it is not: if an entry is removed while it is being replaced, its key stays behind.
         self._shards: dict[str, _Open] = {}
@@ -115,6 +117,7 @@ class LocalStorage:
 
         Raises:
             OutsideRootError: A path leads outside the root.
+            IndexChangedError: After `share_files`, a shard was replaced.
             StorageError: Bytes could not be read. `errno` is set if the system reported one. The message names the
                 first range that failed; to learn about the others, read them one at a time.
         """
@@ -170,6 +173,13 @@ class LocalStorage:
         for start in range(item.offset_bytes, end, _PREFETCH_BYTES):
             if not os.preadv(shard.descriptor, [buffer[: end - start]], start):
                 break  # the span ends after the end of the shard; reading its sample will raise the error
+
+    def share_files(self) -> None:
+        """Let all processes that are forked from this one read the same folder and shards; see `SharingStorage`."""
+        with suppress(OSError):
+            self._open_folder()
+        with suppress(OSError):
+            self._first_seen = FirstSeen()
 
     def save_page_cache(self) -> None:
         """From now on, load no more pages of shards than are asked for, and free those that `forget` names."""
@@ -251,6 +261,8 @@ class LocalStorage:
         shard = self._shards.pop(path, None)
         if shard is None:
             shard = _Open(self._open(path)[0])
+            if self._first_seen is not None:
+                self._first_seen.check(path, os.fstat(shard.descriptor))
         if self._saves_pages and not shard.is_exact:  # else pages that the kernel reads beyond a span would stay cached
             os.posix_fadvise(shard.descriptor, 0, 0, os.POSIX_FADV_RANDOM)
             shard.is_exact = True

@@ -9,7 +9,7 @@ from mpload.storage.lmdb import LmdbStorage
 from mpload.storage.local import LocalStorage, PageCache
 from mpload.storage.notices import Notices
 from mpload.storage.parquet import ParquetStorage
-from mpload.storage.protocols import KeepingStorage, Storage
+from mpload.storage.protocols import KeepingStorage, SharingStorage, Storage
 from mpload.storage.ranges import ByteRange, LmdbValue, RowValue, Span
 from mpload.storage.remote import RemoteObjects, RemoteStorage, is_url
 
@@ -41,6 +41,12 @@ class SeveralStorages:
         storage = self._storages[type(item)]
         return storage.needed_bytes(item) if isinstance(storage, KeepingStorage) else 0
 
+    def share_files(self) -> None:
+        """Share what the storages share; see `SharingStorage`."""
+        for storage in set(self._storages.values()):
+            if isinstance(storage, SharingStorage):
+                storage.share_files()
+
     def bound(self, max_bytes: int) -> None:
         """Bound the memory of the storages that keep more than what was requested."""
         for storage in self._storages.values():
@@ -65,6 +71,10 @@ class LocalOrRemote:
     def read(self, ranges: Sequence[ByteRange]) -> list[bytes]:
         """Return the bytes of each range, in the order of `ranges`."""
         return [data for item in ranges for data in (self._remote if is_url(item.path) else self._local).read([item])]
+
+    def share_files(self) -> None:
+        """Let processes read the same files, as `LocalStorage` does."""
+        self._local.share_files()
 
     def prefetch(self, item: ByteRange) -> None:
         """Load a span of a file into the page cache, as `LocalStorage` does."""

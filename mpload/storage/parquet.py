@@ -4,12 +4,13 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from mpload.errors import StorageError
 from mpload.storage.confined import real_path
+from mpload.storage.first_seen import FirstSeen
 from mpload.storage.ranges import ByteRange, RowValue
 from mpload.storage.remote import RemoteObjects
 from mpload.units import MIB, format_count, printable
@@ -60,6 +61,7 @@ class ParquetStorage:
         self._kept_bytes = kept_bytes
         self.max_read_seconds = _MAX_REQUESTS * root.max_read_seconds if isinstance(root, RemoteObjects) else 0.0
         """The longest time that a server may take to deliver one value."""
+        self._first_seen: FirstSeen | None = None
         self._start()
 
     def _start(self) -> None:
@@ -72,6 +74,7 @@ class ParquetStorage:
         """Return the value of each `RowValue`, in the order of `ranges`.
 
         Raises:
+            IndexChangedError: after `share_files`, a local file was replaced.
             OutsideRootError: a path leads outside the root.
             StorageError: a value does not exist or cannot be read.
         """
@@ -79,6 +82,11 @@ class ParquetStorage:
             self._start()
         with self._lock:
             return [self._value(item) for item in ranges]
+
+    def share_files(self) -> None:
+        """Let all processes that are forked from this one read the same files; see `SharingStorage`."""
+        with suppress(OSError):
+            self._first_seen = FirstSeen()
 
     def needed_bytes(self, item: ByteRange) -> int:
         """Return the memory that is needed to read this value: for pyarrow, and to decode the row group.
@@ -159,6 +167,8 @@ class ParquetStorage:
                 source: Any = RemoteFile(self._root, path)
             else:
                 source = real_path(self._root, path, allow_outside_root=self._allow_outside_root)
+                if self._first_seen is not None:
+                    self._first_seen.check(source, Path(source).stat())
             file = self._files[path] = pq.ParquetFile(source, memory_map=False, pre_buffer=False)
             if len(self._files) > _MAX_OPEN_FILES:
                 self._files.popitem(last=False)[1].close()
@@ -170,6 +180,7 @@ class ParquetStorage:
 
     def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__.update(state)
+        self._first_seen = None
         self._start()
 
 
@@ -213,7 +224,7 @@ def _errors_named(where: str) -> Iterator[None]:
         raise result from error
 
 
-_PER_PROCESS = frozenset({"_pid", "_lock", "_files", "_groups"})
+_PER_PROCESS = frozenset({"_pid", "_lock", "_files", "_first_seen", "_groups"})
 _MISSING = (
     "If images are given as paths of files, index these files. Otherwise remove the row, and build the index again"
 )

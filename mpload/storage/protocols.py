@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from mpload.storage.ranges import ByteRange
 
-__all__ = ["KeepingStorage", "PageStorage", "RemoteReads", "Room", "RoomStorage", "Storage"]
+__all__ = ["KeepingStorage", "PageStorage", "RemoteReads", "Room", "RoomStorage", "SharingStorage", "Storage"]
 
 Room = Callable[[int], NDArray[np.uint8]]
 """Returns an array uint8 [n] with room for n bytes. A second call discards the first array."""
@@ -74,4 +74,16 @@ class RemoteReads(Protocol):
 
     def may_read_again(self, item: ByteRange) -> bool:
         """Return whether the server of a range has not failed lately. One that fails must not get more requests."""
+        ...
+
+
+@runtime_checkable
+class SharingStorage(Protocol):
+    """A storage whose files might be replaced by others while processes read them."""
+
+    def share_files(self) -> None:
+        """Let all processes that are forked from this one read the same files, now and later.
+
+        A file that has been replaced since one of them opened it is then an `IndexChangedError`.
+        """
         ...

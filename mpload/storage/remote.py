@@ -14,7 +14,14 @@ from typing import TypeVar
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from mpload.errors import ArgumentError, MploadError, OutsideRootError, StorageError
-from mpload.storage.buckets import PARALLEL_LISTS, BucketClient, can_list_ranges, list_bucket, list_level
+from mpload.storage.buckets import (
+    PARALLEL_LISTS,
+    BucketClient,
+    can_list_ranges,
+    list_bucket,
+    list_level,
+    refuse_leading_slashes,
+)
 from mpload.storage.notices import Notices
 from mpload.storage.object_facts import ObjectFacts
 from mpload.storage.ranges import ByteRange
@@ -282,6 +289,8 @@ def list_objects(
     """
     bucket, prefix = _listable(url)
     with _failures_of(url):
+        if not prefix and not after:
+            refuse_leading_slashes(bucket)
         yield from list_bucket(bucket, prefix, after=after, up_to=up_to, num_threads=num_threads)
 
 
@@ -290,10 +299,13 @@ def is_listed_in_ranges(url: str) -> bool:
     return can_list_ranges(*_listable(url))
 
 
-def list_folders(url: str, start: str = "") -> list[str]:
+def list_folders(url: str, start: str = "", *, at_any_cost: bool = False) -> list[str]:
     """Return the folders directly in the folder `start` below `url`, as paths relative to `url`, which end in a slash.
 
-    If the first page of the list has no folder, more pages are not read.
+    Args:
+        url: the URL of a bucket or a folder in it.
+        start: a folder below `url`, which ends in a slash, or empty.
+        at_any_cost: read more pages of the list even if the first one has no folder.
 
     Memory: the names of the folders, and of the objects beside them.
 
@@ -303,7 +315,9 @@ def list_folders(url: str, start: str = "") -> list[str]:
     """
     bucket, prefix = _listable(url)
     with _failures_of(url):
-        return [f"{start}{name}/" for name in list_level(bucket, prefix + start)]
+        if not prefix + start:
+            refuse_leading_slashes(bucket)
+        return [f"{start}{name}/" for name in list_level(bucket, prefix + start, at_any_cost=at_any_cost)]
 
 
 def _listable(url: str) -> tuple[str, str]:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from mpload.errors import StorageError
-from mpload.storage.protocols import KeepingStorage, Storage
+from mpload.storage.protocols import KeepingStorage, SharingStorage, Storage
 from mpload.storage.ranges import ByteRange
 
 __all__ = ["SeveralRoots", "below"]
@@ -48,6 +48,12 @@ class SeveralRoots:
             storage, inner = self._of(item)
             data += storage.read([inner])
         return data
+
+    def share_files(self) -> None:
+        """Share what the storages share; see `SharingStorage`."""
+        for storage in self._storages.values():
+            if isinstance(storage, SharingStorage):
+                storage.share_files()
 
     def needed_bytes(self, item: ByteRange) -> int:
         """Return the memory that is needed to read a range, besides its bytes."""

@@ -80,8 +80,7 @@ class WebClient:
             StorageError: the object is larger than `max_bytes`.
         """
         deadline = time.monotonic() + limit_seconds
-        path = quote(key, safe=_SAFE, errors="surrogateescape")
-        address = f"{url}/{_STRAY_PERCENT.sub('%25', path)}"
+        address = _address(url, key)
         body = self._follow(address, span, deadline=deadline, limit_seconds=limit_seconds)
         if not body.has_end:
             again = self._follow(address, span, deadline=deadline, limit_seconds=limit_seconds)
@@ -99,7 +98,7 @@ class WebClient:
             RequestFailure: the request failed, or the answer is a web page.
         """
         deadline = time.monotonic() + limit_seconds
-        address = f"{url}/{quote(key, safe=_SAFE, errors='surrogateescape')}"
+        address = _address(url, key)
         # Some servers refuse HEAD, and the first byte brings the same headers.
         headers = self._follow(address, (0, 1), deadline=deadline, limit_seconds=limit_seconds).headers
         if _is_page(headers):
@@ -203,6 +202,11 @@ class WebClient:
                 f"is not read: its {format_count(num_bytes)} bytes exceed max_bytes={format_count(self._max_bytes)}. "
                 "Raise that limit, or remove the sample from the index"
             )
+
+
+def _address(url: str, key: str) -> str:
+    """Return the URL of an object. Characters of its key that must be percent-encoded may be, but need not."""
+    return f"{url}/{_STRAY_PERCENT.sub('%25', quote(key, safe=_SAFE, errors='surrogateescape'))}"
 
 
 def _joined(address: str, location: str) -> str | None:

@@ -22,6 +22,7 @@ from mpload.telemetry.server_stats import ServerStats
 from mpload.telemetry.stats import LoaderMemory, LoaderStats, SourceStats, Timings, WorkerStats
 from mpload.transport.fence import Fence
 from mpload.transport.limits import shared_memory
+from mpload.units import printable
 
 __all__ = ["PAGE_VERSION", "StatsPage", "page_facts", "read_pages", "stats_of_page"]
 
@@ -37,6 +38,7 @@ _ATTEMPTS = 100
 _MAX_SOURCES = 32
 _NAMES_BYTES = 1 << 13
 _MAX_SERVERS = 8
+_MAX_DIGITS = 20  # of 64 bits, with a sign
 
 
 class StatsPage:
@@ -76,9 +78,12 @@ class StatsPage:
 def read_pages(pid: int) -> list[dict[str, Any]]:
     """Return the pages of a process's loaders, oldest first, without those of another format version.
 
+    The process may be another user's: all texts are made harmless to a terminal, but the figures may be any.
+
     Raises:
         FileNotFoundError: no such process exists.
         PermissionError: it belongs to another user.
+        ValueError, RecursionError: a page holds something else than a page does.
     """
     found = []
     for link in sorted(Path(f"/proc/{pid}/fd").iterdir(), key=lambda link: int(link.name)):
@@ -107,9 +112,28 @@ def _read(path: Path) -> dict[str, Any] | None:
             if magic != _MAGIC or version != PAGE_VERSION:
                 return None
             if sequence % 2 == 0 and before == after == page[: _HEAD.size]:
-                facts: dict[str, Any] = json.loads(page[_HEAD.size : _HEAD.size + length])
+                facts = _harmless(json.loads(page[_HEAD.size : _HEAD.size + length], parse_int=_integer))
+                if not isinstance(facts, dict):
+                    raise ValueError("it is no JSON object")
                 return facts
     return None
+
+
+def _harmless(found: Any) -> Any:
+    match found:
+        case str():
+            return printable(found)
+        case list():
+            return list(map(_harmless, found))
+        case dict():
+            return {printable(name): _harmless(value) for name, value in found.items()}
+    return found
+
+
+def _integer(text: str) -> int:
+    if len(text) > _MAX_DIGITS:
+        raise ValueError(f"a number has {len(text)} digits")
+    return int(text)
 
 
 def page_facts(stats: LoaderStats) -> dict[str, Any]:

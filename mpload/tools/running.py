@@ -1,6 +1,7 @@
 """Looks at the loaders of a running job from another process, without disturbing it."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,7 +15,7 @@ from mpload.memory.machine import num_allowed_cores, num_usable_cores, refaulted
 from mpload.telemetry.page import read_pages, stats_of_page
 from mpload.telemetry.stats import LoaderStats, running_facts
 
-__all__ = ["CANDIDATES", "LoaderKey", "Reading", "facts_between", "find_job", "is_stopped", "read_job"]
+__all__ = ["CANDIDATES", "LoaderKey", "Reading", "facts_between", "figures_of", "find_job", "is_stopped", "read_job"]
 
 CANDIDATES = "`pgrep -af python` lists candidates"
 
@@ -38,7 +39,8 @@ def _pages_of(pid: int) -> dict[LoaderKey, dict[str, Any]]:
     found = {}
     for each in _family(pid):
         try:
-            pages = read_pages(each)
+            with figures_of(each):
+                pages = read_pages(each)
         except (FileNotFoundError, ProcessLookupError):
             continue
         except PermissionError as error:
@@ -74,7 +76,7 @@ def find_job(pid: int) -> Reading:
     Raises:
         MploadError: there is no such process, or no loader runs in it.
     """
-    if not psutil.pid_exists(pid):
+    if not _exists(pid):
         raise MploadError(f"there is no process {pid}. Give the PID of the training process: {CANDIDATES}")
     if (found := read_job(pid)) is None:
         raise MploadError(
@@ -94,20 +96,39 @@ def facts_between(before: Reading, after: Reading) -> dict[LoaderKey, tuple[Load
     for key, page in after.pages.items():
         if key not in before.pages:
             continue
-        earlier = before.pages[key]
-        span = stats_of_page(page).since(stats_of_page(earlier))
-        # A loader writes its page when a batch is taken, so its span differs from that of the kernel's figures.
-        seconds = page["monotonic_seconds"] - earlier["monotonic_seconds"]
-        own = [replace(shares[worker.pid], seconds=seconds) for worker in span.workers if worker.pid in shares]
-        facts = running_facts(
-            span,
-            shares=own,
-            num_cores=cores / max(1, len({pid for pid, _ in after.pages})),
-            contention=contention,
-            refaulted_bytes=after.refaulted_bytes - before.refaulted_bytes,
-        )
-        found[key] = (span, facts)
+        with figures_of(key[0]):
+            earlier = before.pages[key]
+            span = stats_of_page(page).since(stats_of_page(earlier))
+            # A loader writes its page when a batch is taken, so its span differs from that of the kernel's figures.
+            seconds = page["monotonic_seconds"] - earlier["monotonic_seconds"]
+            own = [replace(shares[worker.pid], seconds=seconds) for worker in span.workers if worker.pid in shares]
+            facts = running_facts(
+                span,
+                shares=own,
+                num_cores=cores / max(1, len({pid for pid, _ in after.pages})),
+                contention=contention,
+                refaulted_bytes=after.refaulted_bytes - before.refaulted_bytes,
+            )
+            found[key] = (span, facts)
     return found
+
+
+@contextmanager
+def figures_of(pid: int) -> Iterator[None]:
+    """Inside the block, figures of a process are read, which may be another user's, and may be anything.
+
+    Raises:
+        MploadError: they are not the figures of a loader.
+    """
+    try:
+        yield
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+        if isinstance(error, MploadError):
+            raise
+        raise MploadError(
+            f"the statistics that process {pid} publishes cannot be read ({type(error).__name__}). Does it run the "
+            f"same version of mpload? Otherwise give the PID of another process: {CANDIDATES}"
+        ) from error
 
 
 def is_stopped(pid: int) -> bool:
@@ -115,6 +136,13 @@ def is_stopped(pid: int) -> bool:
     try:
         return psutil.Process(pid).status() == psutil.STATUS_STOPPED
     except psutil.NoSuchProcess:
+        return False
+
+
+def _exists(pid: int) -> bool:
+    try:
+        return psutil.pid_exists(pid)
+    except OverflowError:  # no process has so large a number
         return False
 
 

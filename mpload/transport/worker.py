@@ -21,7 +21,16 @@ from mpload.transport.ring import SlotArrays, SlotRing, blank
 from mpload.transport.settings import Settings, apply_settings
 from mpload.transport.slots import SlotLayout
 
-__all__ = ["ChunkReport", "FinishingWork", "SharingWork", "Work", "WorkerSetup", "Workplace", "report_cannot_open", "run_worker"]
+__all__ = [
+    "ChunkReport",
+    "FinishingWork",
+    "SharingWork",
+    "Work",
+    "WorkerSetup",
+    "Workplace",
+    "report_cannot_open",
+    "run_worker",
+]
 
 
 class Work(Protocol):

@@ -6,6 +6,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import cv2
@@ -116,12 +118,40 @@ def test_the_demo_fails_if_a_sample_is_delivered_twice(
 def test_ctrl_c_prints_one_line_and_leaves_no_process_and_no_file(
     photos: Path, tmp_path: Path, num_workers: int, cpu_seconds: float
 ) -> None:
-    scratch = tmp_path / "scratch"
+    with _long_demo(photos, tmp_path) as (process, scratch):
+        _wait_for_workers(process, num_workers=num_workers, cpu_seconds=cpu_seconds)
+        os.killpg(process.pid, signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert errors == "mpload: interrupted\n"
+    assert wait_until(lambda: not _is_alive(process.pid))
+    assert list(scratch.iterdir()) == []
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("is_for_all", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_demo_that_is_terminated_leaves_no_process_and_no_file(
+    photos: Path, tmp_path: Path, number: signal.Signals, *, is_for_all: bool
+) -> None:
+    with _long_demo(photos, tmp_path) as (process, scratch):
+        _wait_for_workers(process, num_workers=4, cpu_seconds=0.0)
+        (os.killpg if is_for_all else os.kill)(process.pid, number)
+        _, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (128 + number, "")
+    assert wait_until(lambda: not _is_alive(process.pid))
+    assert list(scratch.iterdir()) == []
+
+
+@contextmanager
+def _long_demo(photos: Path, folder: Path) -> Iterator[tuple[subprocess.Popen[str], Path]]:
+    """Start a demo that takes long, and yield its process and the folder of its temporary files."""
+    scratch = folder / "scratch"
     scratch.mkdir()
     file = next(photos.glob("*/*"))
-    (tmp_path / "long.txt").write_text(f"{file} 0\n" * 20_000)
+    (folder / "long.txt").write_text(f"{file} 0\n" * 20_000)
     options = ["--images", "20000", "--workers", "4", "--batch-size", "50"]
-    command = [sys.executable, "-m", "mpload", "demo", str(tmp_path / "long.txt"), *options]
+    command = [sys.executable, "-m", "mpload", "demo", str(folder / "long.txt"), *options]
     with subprocess.Popen(
         command,
         stdout=subprocess.PIPE,
@@ -130,13 +160,7 @@ def test_ctrl_c_prints_one_line_and_leaves_no_process_and_no_file(
         start_new_session=True,  # Ctrl-C on a terminal signals a whole process group
         env=os.environ | {"TMPDIR": str(scratch)},
     ) as process:
-        _wait_for_workers(process, num_workers=num_workers, cpu_seconds=cpu_seconds)
-        os.killpg(process.pid, signal.SIGINT)
-        _, errors = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert errors == "mpload: interrupted\n"
-    assert wait_until(lambda: not _is_alive(process.pid))
-    assert list(scratch.iterdir()) == []
+        yield process, scratch
 
 
 def _wait_for_workers(demo: subprocess.Popen[str], *, num_workers: int, cpu_seconds: float) -> None:

@@ -1,6 +1,8 @@
 """Files that commands write: links stay, permissions are kept, and pipes and devices are refused."""
 
+import errno
 import os
+import resource
 import stat
 from pathlib import Path
 
@@ -8,7 +10,7 @@ import pytest
 
 from mpload.cli.findings import write_findings
 from mpload.cli.outputs import check_output
-from mpload.errors import ArgumentError
+from mpload.errors import ArgumentError, StorageError
 from mpload.ingest.checking import Finding
 from tests.support.photos import make_photo_tree
 from tests.support.programs import mpload
@@ -131,3 +133,25 @@ def test_a_report_never_replaces_the_list_that_a_command_reads(command: str, tmp
     assert (code, errors.count("\n")) == (2, 1), errors
     assert "link: is the file that the command reads. Name another file" in errors
     assert (tmp_path / "all.txt").read_text() == names
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("command", ["index", "index --append", "select", "merge", "merge --as-parts", "pack"])
+def test_a_url_is_refused_as_the_place_of_an_index_or_pack(command: str, folder: Path) -> None:
+    words = {"pack": ["pack", "all.txt", "-o", "OUT"], "index --append": [*COMMANDS["index"], "--append"]} | COMMANDS
+    code, errors = run([word.replace("OUT", "s3://bucket/x.txt") for word in words[command]], folder, folder)
+    assert code != 0
+    assert errors.startswith("mpload: s3://bucket/x.txt: ")
+    assert "a local" in errors or "a copy of the index" in errors
+    assert not (folder / "s3:").exists()
+
+
+def test_a_report_for_which_there_is_no_room_is_named(tmp_path: Path) -> None:
+    report = tmp_path / "r.jsonl"
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
+    try:
+        with pytest.raises(StorageError, match=rf"^{report}: .* cannot be written: {os.strerror(errno.EFBIG)}"):
+            write_findings([FINDING] * 10, report)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)

@@ -1,6 +1,13 @@
 """One worker's requests: how long it waits, and for whom."""
 
+import os
+import subprocess
+import sys
+import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -60,6 +67,54 @@ def test_what_is_needed_now_takes_the_place_of_what_was_asked_for_ahead_of_a_ser
         assert len(asking._open) == 1
         with pytest.raises(ServerError, match="has not answered for"):  # so it was asked
             asking.answer(Piece((0, 0), 0, 4), lambda: b"", _never, live=lambda: None)
+
+
+_LISTEN = """
+import os, socket, sys
+os.setuid(int(sys.argv[2]))
+with socket.socket(socket.AF_UNIX) as listening:
+    listening.bind(sys.argv[1])
+    listening.listen()
+    print("listens", flush=True)
+    while True:
+        with listening.accept()[0] as connected:
+            connected.recv(65536)
+            connected.sendall(b"HTTP/1.1 503 Busy\\r\\nRetry-After: 1\\r\\nContent-Length: 0\\r\\n\\r\\n")
+"""
+
+
+@contextmanager
+def _listening_at(path: Path, user: int) -> Iterator[str]:
+    """Listen at a Unix socket as a user, and yield its URL."""
+    with subprocess.Popen([sys.executable, "-c", _LISTEN, path, str(user)], stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"listens\n"
+            yield f"unix://{path}"
+        finally:
+            process.kill()
+
+
+@pytest.mark.processes
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_a_socket_of_another_user_is_refused_unless_the_loader_has_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    user, piece = 12_345, Piece((0, 0), 0, 4)
+
+    def ask(url: str, **options: Any) -> object:
+        asking = _asking(Servers(urls=[url], **options), [])
+        asking.ask_ahead({piece: lambda: b""})
+        return asking.answer(piece, lambda: b"", _never, live=lambda: None)
+
+    with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
+        shared = Path(name)
+        shared.chmod(0o1777)
+        url = stack.enter_context(_listening_at(shared / "s", user))
+        with pytest.raises(ServerError, match=rf"unix://.*/s is a server of user {user}, .* pass token="):
+            ask(url)
+        assert ask(url, token="secret") is None  # it is asked, and busy
+        monkeypatch.setattr(os, "geteuid", lambda: user)
+        assert ask(url) is None
+        assert ask(stack.enter_context(_listening_at(shared / "root", 0))) is None
 
 
 def _never(*_: object) -> Any:

@@ -222,6 +222,22 @@ def command_lines() -> list[bytes]:
     return found
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_the_copy_of_another_user_in_a_shared_folder_is_not_believed(server: Server, tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o1777)
+    place = open_index(f"{server.url}/train.txt", local_copy=shared).path.parents[1]
+    for path in (place, *place.rglob("*")):
+        os.chown(path, 12_345, 12_345)
+    index = open_index(f"{server.url}/train.txt", local_copy=shared)
+    assert index.path.parents[1] == shared / f"{place.name}-0"
+    server.stop()
+    with pytest.warns(MploadWarning, match="The copy of"):
+        assert open_index(f"{server.url}/train.txt", local_copy=shared, storage=LIMITS).path == index.path
+
+
 def test_a_disk_that_refuses_the_copy_is_a_clear_error_and_nothing_is_left(server: Server) -> None:
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))  # the child inherits it

@@ -1,6 +1,7 @@
 """Plain lists: numbers lose nothing of their texts, quotes are those of the csv module, separators are not mistaken."""
 
 import csv
+import json
 import re
 from decimal import Decimal
 from pathlib import Path
@@ -316,3 +317,20 @@ def test_a_comma_at_the_end_of_the_names_alone_is_no_name(tmp_path: Path) -> Non
     (tmp_path / "l.csv").write_text("path,label,\na.jpg,1\nb.jpg,0\n")
     index = open_index(tmp_path / "l.csv")
     assert [record.cells for record in index] == [("a.jpg", 1), ("b.jpg", 0)]
+
+
+@pytest.mark.parametrize("name", ["x.jsonl", "x.NDJSON"])
+def test_json_lines_are_not_taken_for_paths(tmp_path: Path, name: str) -> None:
+    rows = [{"image": "0.png", "label": 0}, {"image": "1.png", "label": 1}]
+    source = tmp_path / name
+    source.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for work in (open_index, lambda path: build_index(path, tmp_path / "out.txt")):
+        with pytest.raises(IndexFormatError, match=rf"{name}:1: is JSON, not .*pandas\.read_json.*columns='line:str'"):
+            work(source)
+    index = open_index(build_index(source, tmp_path / "out.txt", columns="line:str"))
+    assert [json.loads(str(record["line"])) for record in index] == rows
+    source.write_text('{"image":\t"0.png"}\n')
+    with pytest.raises(IndexFormatError, match=rf"{name}:1: is JSON"):
+        open_index(source)
+    source.write_text("0.png 0\n1.png 1\n")
+    assert [record.cells for record in open_index(source)] == [("0.png", 0), ("1.png", 1)]

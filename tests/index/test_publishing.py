@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mpload.errors import ArgumentError, StorageError
-from mpload.index.publishing import check_out, file_at, new_file, new_path
+from mpload.index.publishing import check_local, check_out, file_at, new_file, new_path
 
 
 def publish(path: Path, data: bytes = b"new") -> None:
@@ -145,3 +145,24 @@ def test_an_error_leaves_the_old_file_and_no_other(tmp_path: Path) -> None:
         raise OSError(28, "No space left on device")
     assert (target.read_bytes(), link.is_symlink()) == (b"old", True)
     assert sorted(each.name for each in tmp_path.iterdir()) == ["link", "real"]
+
+
+@pytest.mark.parametrize(
+    ("out", "shown"),
+    [
+        ("s3://bucket/a.txt", "s3://bucket/a.txt"),
+        (Path("s3://bucket/a.txt"), "s3://bucket/a.txt"),
+        (Path("https://me:secret@host/a.txt"), "https://host/a.txt"),
+        ("file:///data/a.txt", "file:///data/a.txt"),
+    ],
+)
+def test_a_url_is_no_place_to_write_to(out: str | Path, shown: str) -> None:
+    with pytest.raises(
+        ArgumentError, match=rf"^{shown}: an index is written to a local file\. Give its path, and upload"
+    ):
+        check_local(out)
+
+
+@pytest.mark.parametrize("out", ["a.txt", "/data/a.txt", "a:/b.txt", Path("c:/d.txt"), "data/s3:/x.txt"])
+def test_a_path_with_a_colon_is_no_url(out: str | Path) -> None:
+    check_local(out)

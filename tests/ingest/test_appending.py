@@ -277,6 +277,16 @@ def test_a_link_to_an_index_stays_a_link_and_permissions_stay(tmp_path: Path) ->
     assert out.stat().st_mode & 0o777 == 0o600
 
 
+def test_sizes_that_cannot_be_measured_are_refused_before_the_source_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, out = add(tmp_path / "data", "a/1.jpg"), tmp_path / "all.txt"
+    build_index(folder, out, root="s3://bucket")
+    monkeypatch.setattr(appending, "open_source", lambda *_, **__: pytest.fail("the source is read"))
+    with pytest.raises(ArgumentError, match="sizes of files at s3://bucket cannot be measured"):
+        append_to_index(folder, out, root="s3://bucket", with_sizes=True)
+
+
 def test_an_index_at_a_url_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match=r"^s3://bucket/all\.txt: is a URL\. Append to a copy"):
         append_to_index(add(tmp_path / "data", "a/1.jpg"), "s3://bucket/all.txt")

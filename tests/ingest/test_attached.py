@@ -51,6 +51,41 @@ def test_json_with_nothing_but_a_label_is_no_column(tmp_path: Path) -> None:
     assert columns_of(tmp_path / "x.txt") == "image:span label:int"
 
 
+LATER = [
+    pytest.param({"0.json": b'{"label": 3}', "1.json": b'{"label": 4, "caption": "a dog"}'}, 1, id="more"),
+    pytest.param({"0.cls": b"5", "0.json": b'{"label": 5}', "1.cls": b"6", "1.json": b'{"label": 1}'}, 1, id="other"),
+    pytest.param({"0.cls": b"5", "0.json": b'{"label": 3}', "1.cls": b"6", "1.json": b'{"x": 1}'}, 2, id="both"),
+]
+
+
+@pytest.mark.parametrize("kind", ["span", pytest.param("lmdb", marks=pytest.mark.processes)])
+@pytest.mark.parametrize(("files", "num_lost"), LATER)
+def test_a_warning_counts_json_that_says_more_than_the_label_if_that_of_the_first_sample_does_not(
+    tmp_path: Path, files: dict[str, bytes], num_lost: int, kind: str
+) -> None:
+    members = sorted({**files, "0.png": JPEG, "1.png": JPEG}.items())
+    if kind == "span":
+        source = make_tar(tmp_path / "x.tar", *members)
+    else:
+        lmdb = pytest.importorskip("lmdb")
+        source = tmp_path / "lmdb"
+        with lmdb.open(str(source), map_size=1 << 24) as environment, environment.begin(write=True) as put:
+            for name, data in members:
+                put.put(name.encode(), data)
+    example = rf"{2 - num_lost}\.json"
+    with pytest.warns(MploadWarning, match=f": {num_lost} JSON files that say more than the label, .*{example}$"):
+        build_index(source, tmp_path / "x.txt")
+    assert columns_of(tmp_path / "x.txt") == f"image:{kind} label:int"
+    named = f"image:{kind} label:int json:{kind}"
+    for columns in (named, f"photo:{kind} label:int meta:{kind}", f"json:{kind} image:{kind}", f"image:{kind}"):
+        build_index(source, tmp_path / "x.txt", columns=columns)
+        assert columns_of(tmp_path / "x.txt") == columns
+    build_index(source, tmp_path / "x.txt", columns=named)
+    if kind == "span":
+        found = [read_span(tmp_path, record["json"]) for record in open_index(tmp_path / "x.txt")]
+        assert found == [files["0.json"], files["1.json"]]
+
+
 def test_some_of_the_columns_can_be_selected(tmp_path: Path) -> None:
     tar = make_tar(
         tmp_path / "x.tar", ("0.cls", b"4"), ("0.jpg", JPEG), ("0.txt", CAPTION), ("1.cls", b"5"), ("1.jpg", JPEG)

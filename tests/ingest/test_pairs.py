@@ -30,6 +30,17 @@ def test_folders_of_images_and_masks_can_still_be_classes(tmp_path: Path) -> Non
     assert open_index(out).classes == ("images", "masks")
 
 
+@pytest.mark.parametrize("columns", [None, "photo:path ids:path"])
+def test_a_url_as_root_of_images_and_masks_is_that_of_the_folder_of_both(tmp_path: Path, columns: str | None) -> None:
+    tree = make_files(tmp_path / "tree", "images/b/1.jpg", "masks/b/1.png")
+    out = build_index(tree, tmp_path / "x.txt", root="s3://bucket/tree", columns=columns)
+    assert open_index(out).root == "s3://bucket/tree"
+    assert cells(out) == [("images/b/1.jpg", "masks/b/1.png")]
+    beside = FolderOptions(beside={"mask": "../masks/{}.png"})
+    with pytest.raises(ArgumentError, match="root s3://bucket/tree does not contain the files beside"):
+        build_index(tree / "images", tmp_path / "x.txt", root="s3://bucket/tree", folder=beside)
+
+
 @pytest.mark.parametrize("more", ["depth/1.png", "masks2/1.png", "0.jpg"])
 def test_images_and_masks_beside_other_images_are_not_taken_for_classes(tmp_path: Path, more: str) -> None:
     tree = make_files(tmp_path / "tree", "images/1.jpg", "masks/1.png", more)

@@ -1,5 +1,6 @@
 """Columns of Parquet and Arrow files beside the images: none is lost, and each value is what it was."""
 
+import csv
 import datetime as dt
 import json
 import math
@@ -250,6 +251,18 @@ def test_the_error_of_a_table_without_images_names_the_types(tmp_path: Path) -> 
     source = write(pa.table({"image": ["a.jpg"], "label": [1]}), tmp_path / "x.parquet")
     with pytest.raises(ArgumentError, match=r"no column of images, but 'image' \(string\), 'label' \(int64\)"):
         build_index(source, tmp_path / "x.txt")
+
+
+@pytest.mark.parametrize("name", ["x.parquet", "x.arrow"])
+def test_a_table_of_texts_alone_can_be_indexed_as_csv_as_the_error_says(tmp_path: Path, name: str) -> None:
+    rows = [("a dog, and\na cat", 1), ('"quoted"', 0)]
+    table = pa.table({"text": [text for text, _ in rows], "label": [label for _, label in rows]})
+    with pytest.raises(ArgumentError, match=r"as a CSV file, .* --columns 'text:str label:int'$") as caught:
+        build_index(write(table, tmp_path / name), tmp_path / "x.txt")
+    with (tmp_path / "x.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([("text", "label"), *rows])
+    columns = str(caught.value).split("'")[-2]
+    assert cells(build_index(tmp_path / "x.csv", tmp_path / "x.txt", columns=columns)) == rows
 
 
 def test_a_label_that_is_missing_can_be_left_out_as_the_error_says(tmp_path: Path) -> None:

@@ -124,6 +124,8 @@ def test_single_samples_cover_the_epoch_too(folder: Path) -> None:
 
 WRONG = [
     ({"batch_size": 0}, "batch_size must be at least 1, or None for samples, got 0"),
+    ({"batch_size": [2, 4]}, r"samples, got \[2, 4\]\. A list of sizes, .* belongs to Buckets\(batch_size=\.\.\.\)"),
+    ({"batch_size": np.array([2, 4])}, r"samples, got array\(\[2, 4\]\)\. A list"),
     ({"shuffle": 3}, r"shuffle must be True, False or an order such as BlockShuffle\(\), got 3"),
     ({"tail": "wrap"}, "tail must be one of 'drop', 'pad', 'ragged', got 'wrap'"),
     ({"seed": -1}, "seed must be an integer in"),

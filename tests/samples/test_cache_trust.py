@@ -11,12 +11,14 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from mpload import MPDataset, PartialCache, RawBytes, Topology
-from mpload.errors import MploadWarning
+from mpload.cli.cache import clear, info, verify
+from mpload.errors import MploadWarning, StorageError
 from mpload.samples.cache.folder import caches_in
 from mpload.samples.cache.opened import OpenCache
 from tests.support.batches import numbers_index
@@ -205,6 +207,23 @@ def test_another_users_folder_inside_a_world_writable_one_is_refused(shared: Pat
         counts = read_epoch(shared).counts
     assert counts.hits == 0
     assert {path.name: path.stat().st_mtime_ns for path in inside.iterdir()} == before
+
+
+@pytest.mark.processes
+@needs_root
+def test_commands_name_the_cache_that_a_user_may_not_read_or_delete(shared: Path) -> None:
+    inside = read_epoch(shared).folder.path
+
+    def refuses(command: Callable[[Path], None], message: str) -> None:
+        with pytest.raises(StorageError, match=rf"{message}: Permission denied\. .* its owner, user 0$"):
+            command(shared / "cache")
+
+    as_user(OTHER_USER, partial(refuses, clear, f"^{inside}: the cache cannot be deleted"))
+    assert (inside / "table").exists()
+    for folder in (inside, shared / "cache"):
+        folder.chmod(0o700)
+        for command in (info, verify, clear):
+            as_user(OTHER_USER, partial(refuses, command, f"^{folder}: cannot be read"))
 
 
 @needs_root

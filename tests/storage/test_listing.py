@@ -1,8 +1,8 @@
 """Listing a bucket in several threads: every key once, wherever ranges are split, with few extra requests."""
 
-import pickle
 import threading
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from mpload.ingest.folder_options import FolderOptions
 from mpload.storage import buckets
 from mpload.storage.listing import Object, is_plain, list_in_parts, text_between
 from mpload.storage.remote import list_objects
+from tests.support.clusters import Backwards
 from tests.support.s3 import PAGE_OBJECTS, S3
 
 
@@ -57,6 +58,35 @@ KEYS = st.sets(st.text(st.sampled_from("ab09/.é#~"), min_size=1, max_size=6), m
 def test_every_key_is_listed_once(keys: set[str], page_keys: int, num_threads: int) -> None:
     bucket = Bucket(list(keys), page_keys=page_keys)
     assert sorted(list_in_parts(bucket.pages_after, num_threads=num_threads)) == bucket.objects
+
+
+@settings(max_examples=150)
+@given(
+    keys=KEYS,
+    markers=st.sets(st.sampled_from(["a", "a-", "b", "9/a", "~"])),
+    bounds=st.sets(st.text("ab/-", min_size=1, max_size=3)),
+)
+@example(keys={"dog-b/1"}, markers={"dog"}, bounds={"dog-b/", "dog/"})
+@example(keys={"dog/1"}, markers={"dog"}, bounds={"dog"})
+def test_markers_of_folders_are_listed_wherever_ranges_begin(
+    keys: set[str], markers: set[str], bounds: set[str]
+) -> None:
+    bucket = Bucket([*keys - {f"{name}/" for name in markers}, *(f"{name}/" for name in markers)], page_keys=3)
+
+    def pages_after(last: str) -> Iterator[list[Object]]:
+        for page in bucket.pages_after(last):
+            yield [(key[:-1], 0) if key[:-1] in markers and key[-1] == "/" else (key, size) for key, size in page]
+
+    places = ["", *sorted(bounds), None]
+    found = [
+        each
+        for after, up_to in pairwise(places)
+        for each in list_in_parts(pages_after, num_threads=1, after=after or "", up_to=up_to)
+    ]
+    assert sorted(each for each in found if each[1]) == [
+        each for each in bucket.objects if each[0][:-1] not in markers or each[0][-1] != "/"
+    ]
+    assert {key for key, num_bytes in found if not num_bytes} == markers
 
 
 @given(low=st.text(max_size=8), high=st.none() | st.text(max_size=8))
@@ -126,22 +156,6 @@ FILES = [
     *(f"é#% [{n}]?/{n}.jpg" for n in range(3)),
     *("beside.jpg", "notes.txt", ".hidden/x.jpg", "dog/.y.jpg", "dog/readme.txt"),
 ]
-
-
-class Backwards:
-    """Does all jobs in this process, the last one first, and the first one twice."""
-
-    def __init__(self) -> None:
-        self.num_jobs = 0
-
-    def run(self, work: Callable[[Any], Any], jobs: Sequence[Any], *, shared: Path) -> Generator[Any]:
-        assert shared.is_dir()
-        self.num_jobs = len(jobs)
-        work = pickle.loads(pickle.dumps(work))
-        for job in jobs[:1]:
-            work(job)
-        for job in reversed(jobs):
-            yield pickle.loads(pickle.dumps(work(job)))
 
 
 @pytest.mark.slow

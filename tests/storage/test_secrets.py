@@ -75,6 +75,7 @@ def uses(url: str, folder: Path) -> Iterator[Callable[[], object]]:
     yield lambda: build_index(listed, out, root=url)
     yield lambda: build_index(listed, out)
     yield lambda: build_index(index, out)
+    yield lambda: build_index(index, url)
     for path in (listed, index, rooted):
         yield lambda path=path: repr(open_index(path))  # type: ignore[misc]
         yield lambda path=path: read(path, "raise")  # type: ignore[misc]

@@ -93,6 +93,17 @@ def test_a_path_is_requested_as_it_is_written() -> None:
     names = ["a b", "50%", "a%20b", "a%2Fb", "%FF", "a?b#c", "\udcff", "é", "a//b"]
     wanted = ["a%20b", "50%25", "a%20b", "a%2Fb", "%FF", "a%3Fb%23c", "%FF", "%C3%A9", "a//b"]
     assert read_paths("/r", names) == [f"/r/{name}" for name in wanted]
+    asked: list[str] = []
+
+    def answer(connection: socket.socket, path: str) -> bool:
+        asked.append(path)
+        connection.sendall(head("200 OK", length=1) + b"x")
+        return True
+
+    with raw_server(answer) as url:
+        for name in names:
+            RemoteObjects(f"{url}/r", limits=LIMITS).look_up(name)
+    assert asked == [f"/r/{name}" for name in wanted]
 
 
 @pytest.mark.parametrize("path", ["../x", "%2e%2e/x", "a/%2E%2e/%2e./x", "..%2fx"])

@@ -31,9 +31,12 @@ class S3:
         self._client = boto3.client("s3", endpoint_url=endpoint)
         self._client.create_bucket(Bucket="photos")
 
-    def put(self, objects: Mapping[str, bytes]) -> None:
+    def make_bucket(self, name: str) -> None:
+        self._client.create_bucket(Bucket=name)
+
+    def put(self, objects: Mapping[str, bytes], *, bucket: str = "photos") -> None:
         for key, data in objects.items():
-            self._client.put_object(Bucket="photos", Key=key, Body=data)
+            self._client.put_object(Bucket=bucket, Key=key, Body=data)
 
     def num_lists(self) -> int:
         """Return the number of list pages requested so far."""

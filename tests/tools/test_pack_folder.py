@@ -1,5 +1,6 @@
 """The folder of a pack belongs to one pack and one process at a time."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -46,6 +47,17 @@ def test_nothing_is_written_to_a_folder_of_something_else(index: Path, tmp_path:
     with pytest.raises(ArgumentError, match="is not empty and contains no pack"):
         pack_index(index, tmp_path)
     assert set(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize("work", [pack_index, verify_pack])
+@pytest.mark.parametrize("out", ["s3://bucket/pack", Path("s3://bucket/pack")])
+def test_a_pack_is_not_written_to_a_url(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, work: Callable[..., object], out: str | Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ArgumentError, match=r"^s3://bucket/pack: shards are written to a local folder"):
+        work(tmp_path / "missing.txt", out)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_folder_that_cannot_be_locked_is_named(index: Path, tmp_path: Path) -> None:

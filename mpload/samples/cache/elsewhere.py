@@ -24,7 +24,7 @@ from mpload.samples.cache.compact import compact
 from mpload.samples.cache.entries import HEAD_BYTES, payload_fits, read_head
 from mpload.samples.cache.machines import Machines
 from mpload.storage.notices import Notice, Notices
-from mpload.storage.protocols import KeepingStorage, RemoteReads, Storage
+from mpload.storage.protocols import KeepingStorage, RemoteReads, SharingStorage, Storage
 from mpload.storage.ranges import ByteRange
 from mpload.storage.request_failure import RequestFailure
 
@@ -184,6 +184,11 @@ class OtherCaches:
         except KeyError:
             return False
         return True
+
+    def share_files(self) -> None:
+        """Share what the storage below shares; see `SharingStorage`."""
+        if isinstance(self._storage, SharingStorage):
+            self._storage.share_files()
 
     def read(self, ranges: Sequence[ByteRange]) -> list[bytes]:
         """Return the bytes of each range, in the order of `ranges`. Errors are those of the storage below."""

@@ -332,15 +332,25 @@ def segment_name(number: int) -> str:
 
 
 def caches_in(folder: Path) -> list[tuple[CacheFolder, dict[str, Any]]]:
-    """Return the caches directly below `folder`, each with its `about.json`; links and other files are ignored."""
+    """Return the caches directly below `folder`, each with its `about.json`; links and other files are ignored.
+
+    Raises:
+        PermissionError: there are none that this user may read, but others.
+        OSError: `folder` cannot be read.
+    """
     found = []
+    refused: PermissionError | None = None
     for path in sorted(folder.iterdir()):
         try:
             about = _about(path)
             if about["format"] == FORMAT:
                 found.append((CacheFolder(path, num_samples=int(about["num_samples"]), key=key_of(about)), about))
+        except PermissionError as error:
+            refused = refused or PermissionError(error.errno, error.strerror, str(path))
         except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
             continue
+    if refused is not None and not found:
+        raise refused
     return found
 
 

@@ -215,9 +215,15 @@ class OpenCache:
         return self.folder.used_bytes()
 
     def is_tmpfs(self) -> bool:
-        """Return whether the cache is in memory, so that its bytes count towards a memory budget."""
+        """Return whether the cache is in memory, so that its bytes count towards a memory budget.
+
+        Where nothing lists the file systems, as in a chroot without /proc, it counts as on a disk.
+        """
         path = os.path.realpath(self.folder.path)
-        mounts = [part for part in psutil.disk_partitions(all=True) if _is_below(path, part.mountpoint)]
+        try:
+            mounts = [part for part in psutil.disk_partitions(all=True) if _is_below(path, part.mountpoint)]
+        except OSError:
+            return False
         return bool(mounts) and max(mounts, key=lambda part: len(part.mountpoint)).fstype in {"tmpfs", "ramfs"}
 
     def shrink(self, to_bytes: int) -> None:

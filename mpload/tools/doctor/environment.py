@@ -1,6 +1,7 @@
 """Reads the environment of the job: cores, memory, descriptors, file system."""
 
 import os
+from contextlib import suppress
 
 import psutil
 
@@ -36,7 +37,11 @@ def file_system_of(path: str) -> str:
         return ""
     real = os.path.realpath(path)
     longest, name = "", ""
-    for partition in psutil.disk_partitions(all=True):
+    try:
+        partitions = psutil.disk_partitions(all=True)
+    except OSError:  # no /proc, as in a chroot
+        return ""
+    for partition in partitions:
         mount = partition.mountpoint.rstrip("/") + "/"
         if (real + "/").startswith(mount) and len(mount) >= len(longest):
             longest, name = mount, f"{partition.fstype} ({partition.device})"
@@ -50,4 +55,7 @@ def _descriptors() -> tuple[int, int]:
     except ImportError:
         return _UNLIMITED, 0
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return (_UNLIMITED if soft == resource.RLIM_INFINITY else soft), psutil.Process().num_fds()
+    num_used = 0
+    with suppress(psutil.Error, OSError):  # no /proc, as in a chroot
+        num_used = psutil.Process().num_fds()
+    return (_UNLIMITED if soft == resource.RLIM_INFINITY else soft), num_used

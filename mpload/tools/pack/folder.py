@@ -14,14 +14,20 @@ from filelock import FileLock, Timeout
 
 from mpload.errors import ArgumentError, StorageError
 from mpload.index.opening import open_index
-from mpload.index.publishing import new_file
+from mpload.index.publishing import check_local, new_file
 from mpload.index.text import format_line
 from mpload.tools.pack.manifest import MANIFEST, read_manifest
 
-__all__ = ["begun_in", "changed_shards", "check_remade", "locked", "note_sizes", "swept"]
+__all__ = ["begun_in", "changed_shards", "check_remade", "folder_at", "locked", "note_sizes", "swept"]
 
 _LOCK = ".lock"
 _SIZES = "sizes.json"
+
+
+def folder_at(out: str | os.PathLike[str]) -> Path:
+    """Return the path of the folder for a pack. Raise `ArgumentError` if it is a URL."""
+    check_local(out, what="shards are written to a local folder")
+    return Path(out)
 
 
 def begun_in(folder: Path) -> dict[str, Any] | None:

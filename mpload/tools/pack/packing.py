@@ -35,7 +35,7 @@ from mpload.storage.ranges import LmdbValue, Span
 from mpload.tools.bounded import LIMIT_ADVICE, BoundedBytes
 from mpload.tools.pack.columns import kept_columns
 from mpload.tools.pack.comparing import compare_file
-from mpload.tools.pack.folder import begun_in, changed_shards, check_remade, locked, note_sizes, swept
+from mpload.tools.pack.folder import begun_in, changed_shards, check_remade, folder_at, locked, note_sizes, swept
 from mpload.tools.pack.lmdb_file import compare_lmdb, write_lmdb
 from mpload.tools.pack.manifest import ANTIALIAS, MANIFEST, read_manifest, rows_in, tables_in
 from mpload.tools.pack.options import JpegForm, PackOptions, ShardFormat, crop_of, stored_as
@@ -85,8 +85,8 @@ def pack_index(
         StorageError: A shard cannot be written, a worker was killed, or a server does not answer. Finished shards are
             kept.
     """
+    folder = folder_at(out).absolute()
     check_workers(num_workers, on)
-    folder = Path(out).absolute()
     source = _opened(index)
     begun_in(folder)  # before a lock is written to a folder of something else
     with locked(folder):
@@ -119,8 +119,8 @@ def verify_pack(
         ArgumentError: `out` does not contain such a pack.
         StorageError: A shard differs. The message says which one and where.
     """
+    folder = folder_at(out).absolute()
     check_workers(num_workers, on)
-    folder = Path(out).absolute()
     if not (folder / _INDEX).exists():
         raise ArgumentError(f"{folder}: contains no finished pack. Make it first: mpload pack INDEX -o {folder}")
     packer = _prepare(_opened(index), folder, options or PackOptions())

@@ -1,0 +1,84 @@
+"""What the files of shards were when a process of a job first opened them.
+
+Workers keep shards open. If a pack is made again in place, they go on with the old files, but a worker that takes the
+place of another one would open the new ones, whose bytes are those of other samples. So workers that are forked from
+one process share a table of the shards that they have opened, and refuse one that has been replaced since.
+
+A file counts as replaced if it is another one (by its inode) of another size or modification time, or if it has shrunk.
+A file that has grown, or was merely touched, is the same one. So is a copy that differs in nothing but the inode, which
+some file systems number anew.
+"""
+
+import os
+import struct
+from collections.abc import Iterator
+from mmap import mmap
+
+from mpload.errors import IndexChangedError
+from mpload.units import printable
+
+__all__ = ["FirstSeen"]
+
+_ROW = struct.Struct("<5q")  # of the path, inode, size, modification time, of all of these
+_LEVELS = (1 << 8, 1 << 12, 1 << 16, 1 << 18)
+"""The number of rows in each part of the table. The first are small, so that few shards take few pages of memory."""
+_NUM_TRIES = 4
+
+
+class FirstSeen:
+    """A table of files in shared memory.
+
+    Memory: about 40 bytes for each shard, once for all processes. Of 100,000 shards or more, a few are not in it.
+    Process: shared with all processes that are forked from the one that made it. They need no lock: a row that two
+    processes have written at once does not match its checksum, and counts as none.
+
+    Raises:
+        OSError: there is no memory.
+    """
+
+    def __init__(self) -> None:
+        self._map = mmap(-1, _ROW.size * sum(_LEVELS))
+
+    def check(self, path: str, facts: os.stat_result) -> None:
+        """Note what a file is, or compare it with what it was.
+
+        Raises:
+            IndexChangedError: it is another one.
+        """
+        key = hash(path) or 1
+        now = facts.st_ino, facts.st_size, facts.st_mtime_ns
+        for offset in _offsets_of(key):
+            found, *before, check = _ROW.unpack_from(self._map, offset)
+            if found and check != hash((found, *before)):
+                continue
+            if found == key:
+                if not _are_same(before, now):
+                    raise IndexChangedError(
+                        f"{printable(path)}: was replaced while it was in use, so some workers would read the old file "
+                        "and others the new one. Start the job again. If the samples in the file have moved, build the "
+                        "index again first"
+                    )
+                return
+            if not found:
+                row = key, *map(_signed, now)
+                _ROW.pack_into(self._map, offset, *row, hash(row))
+                return
+
+
+def _offsets_of(key: int) -> Iterator[int]:
+    """Yield where the row of a file may be."""
+    first = 0
+    for num_rows in _LEVELS:
+        for number in range(_NUM_TRIES):
+            yield _ROW.size * (first + (key + number) % num_rows)
+        first += num_rows
+
+
+def _are_same(before: list[int], now: tuple[int, int, int]) -> bool:
+    (inode, *rest), (inode_now, *rest_now) = before, map(_signed, now)
+    return rest == rest_now or (inode == inode_now and rest[0] <= rest_now[0])
+
+
+def _signed(number: int) -> int:
+    """Return a number of 64 bits, of which the first is that of the sign."""
+    return (number + (1 << 63)) % (1 << 64) - (1 << 63)
