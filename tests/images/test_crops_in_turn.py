@@ -89,7 +89,8 @@ def test_photos_borrow_tables_and_keep_them_while_another_photo_has_others(first
     assert all(check_crops([others[0], large, *others, large, *others[::-1]], GROUPS[0]))
 
 
-def test_a_damaged_photo_does_not_disturb_the_one_beside_it() -> None:
+@pytest.mark.parametrize("end", [b"", b"\xff\xd9"])
+def test_a_damaged_photo_does_not_disturb_the_one_beside_it(end: bytes) -> None:
     good = [make("420", 400, 500, seed=seed) for seed in range(3)]
-    cut = good[2][: len(good[2]) // 2]
+    cut = good[2][: len(good[2]) // 2] + end
     assert check_crops([good[0], cut, good[1], cut, cut, good[2]], GROUPS[0]) == [1, 0, 1, 0, 0, 1]
