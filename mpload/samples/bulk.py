@@ -25,8 +25,8 @@ from mpload.units import MIB
 
 __all__ = ["ARENA_BYTES", "LEFT_OUT_CHUNKS", "BulkPipeline"]
 
-ARENA_BYTES = 2 * MIB
-"""About the size of a core's second-level cache, so that decoders find in it what was just read."""
+ARENA_BYTES = 4 * MIB
+"""Room for about 40 photographs: those of a chunk are read and decoded with one call."""
 LEFT_OUT_CHUNKS = 15
 """Chunks not to try after one that was mostly declined, so that data such as PNGs are not all read twice."""
 
@@ -38,7 +38,7 @@ class BulkPipeline:
         makers: for each column its number, the name of its arrays, and what makes it.
         reading: what reads the files, to be told which samples were made; None without a cache.
 
-    Memory: 2 MiB of encoded images at most, and the lines of the chunk.
+    Memory: 4 MiB of encoded images at most, and the lines of the chunk.
     Process: belongs to one process, like the files that the pipeline has opened.
     """
 
@@ -54,7 +54,7 @@ class BulkPipeline:
 
         Args:
             pipeline: the pipeline.
-            arena: memory for encoded images that were read and not yet decoded; 2 MiB are enough.
+            arena: memory for encoded images that were read and not yet decoded; 4 MiB are enough.
         """
         if NATIVE is None or pipeline.transform is not None:
             return None

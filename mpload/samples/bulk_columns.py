@@ -84,7 +84,7 @@ class BulkColumns:
         in_place_keys: Keys of the samples that need not be made again if another key was not made.
         is_complete: Whether these are all keys of the samples.
 
-    Memory: 2 MiB of encoded images at most, and the lines of the chunk.
+    Memory: 4 MiB of encoded images at most, and the lines of the chunk.
     Process: belongs to one process, like the files that the pipeline has opened.
     """
 
@@ -105,7 +105,7 @@ class BulkColumns:
         Args:
             pipeline: The pipeline.
             template: The template of its samples.
-            arena: Memory for encoded images that were read and not yet decoded; 2 MiB are enough.
+            arena: Memory for encoded images that were read and not yet decoded; 4 MiB are enough.
         """
         maker, columns = pipeline.maker, pipeline.index.columns
         reading = Reading.of(pipeline)

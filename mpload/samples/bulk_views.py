@@ -59,7 +59,7 @@ class BulkViews:
         Args:
             pipeline: The pipeline.
             template: The template of its samples; None for one decoder.
-            arena: Memory for encoded images that were read and not yet decoded; 2 MiB are enough.
+            arena: Memory for encoded images that were read and not yet decoded; 4 MiB are enough.
         """
         maker, columns = pipeline.maker, pipeline.index.columns
         reading = Reading.of(pipeline)

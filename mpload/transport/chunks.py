@@ -8,9 +8,9 @@ __all__ = ["CHUNK_SAMPLES", "MAX_CHUNKS", "Chunk", "after_death", "cut"]
 
 CHUNK_SAMPLES = 16
 """With this many samples, posting and answering a chunk costs about a microsecond per sample."""
-_CHUNK_NS = 8_000_000
-"""Chunks of very fast samples are made larger, up to this much work, because looking up the samples of a chunk costs a
-worker about 200 microseconds."""
+_CHUNK_NS = 32_000_000
+"""Chunks of fast samples are made larger, up to this much work. Looking up the samples of a chunk costs a worker about
+200 microseconds, and photos are decoded two at a time but for the last one of a chunk."""
 MAX_CHUNKS = 64
 """Maximum number of chunks in a batch. It bounds the chunks in flight for batches of any size."""
 _CHUNKS_PER_WORKER = 2

@@ -23,8 +23,8 @@ def test_chunks_of_fast_samples_are_as_large_as_a_workers_share_allows() -> None
             batch=1, slot=2, num_samples=256, task=(), share=share, sample_ns=sample_ns
         )}  # fmt: skip
 
-    assert sizes(512, 1_000_000) == {16}
-    assert sizes(512, 125_000) == sizes(512, 80_000) == {64}
+    assert sizes(512, 4_000_000) == {16}
+    assert sizes(512, 500_000) == sizes(512, 320_000) == {64}
     assert sizes(512, 10) == {256}
     assert sizes(64, 10) == {32}
 
