@@ -59,6 +59,7 @@ def test_errors_name_wrong_arguments(photos: Path, options: dict[str, Any], mess
 @pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.new_interpreters
+@pytest.mark.filterwarnings("ignore:memory is short")  # which so small a budget may be
 def test_the_budget_that_the_error_suggests_is_the_least_that_is_accepted(photos: Path) -> None:
     dataset = MPDataset(photos, decode=RandomResizedCrop(224), batch_size=4, topology=Topology())
     with pytest.raises(
