@@ -1,12 +1,14 @@
 """What the errors of `obstore` say about a request."""
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from mpload.errors import MploadError
 from mpload.storage.request_failure import RequestFailure, status_failure
 from mpload.units import printable
 
-__all__ = ["bad_key", "failure_of", "is_of_obstore"]
+__all__ = ["as_request_failures", "bad_key"]
 
 # obstore's errors tell their kind only in the text that Rust makes of them, one field a line. Strings in it, which may
 # quote a server or a path, are replaced first.
@@ -45,9 +47,23 @@ _CODES = {
 """By the code of an error of S3, which says that every request will fail: what happened."""
 
 
-def is_of_obstore(error: BaseException) -> bool:
+def _is_of_obstore(error: BaseException) -> bool:
     """Return whether obstore raised an error. It raises many classes, whose texts must not be shown."""
     return _is_panic(error) or (isinstance(error, Exception) and not isinstance(error, MploadError))
+
+
+@contextmanager
+def as_request_failures(limit_seconds: float) -> Iterator[None]:
+    """Turn errors of obstore into a `RequestFailure`. `limit_seconds` is the time limit of a request."""
+    failure = None
+    try:
+        yield
+    except BaseException as error:
+        if not _is_of_obstore(error):
+            raise
+        failure = _failure_of(error, limit_seconds=limit_seconds)
+    if failure is not None:
+        raise failure  # outside `except`, so that the original is not its context
 
 
 def bad_key(key: str) -> RequestFailure:
@@ -61,7 +77,7 @@ def _is_panic(error: BaseException) -> bool:
     return type(error).__name__ == "PanicException"
 
 
-def failure_of(error: BaseException, *, limit_seconds: float) -> RequestFailure:
+def _failure_of(error: BaseException, *, limit_seconds: float) -> RequestFailure:
     """Return what happened, by the kind that the error states, never by what a server or a path says.
 
     Args:

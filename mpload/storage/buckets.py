@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from mpload.errors import ArgumentError, StorageError
-from mpload.storage.bucket_failures import bad_key, failure_of, is_of_obstore
+from mpload.storage.bucket_failures import as_request_failures, bad_key
 from mpload.storage.leading_slashes import key_with_leading_slash
 from mpload.storage.listing import Object, is_plain, list_in_parts
 from mpload.storage.object_facts import ObjectFacts
@@ -87,14 +87,8 @@ class BucketClient:
         """
         _refuse_outer_slashes(key)
         store = self._store(url, limit_seconds)
-        failure = None
-        try:
+        with as_request_failures(limit_seconds):
             return _interruptible(partial(self._get, store, key, span))
-        except BaseException as error:
-            if not is_of_obstore(error):
-                raise
-            failure = failure_of(error, limit_seconds=limit_seconds)
-        raise failure  # outside `except`, so that the original is not its context
 
     def _get(self, store: "ObjectStore", key: str, span: tuple[int, int] | None) -> bytes:
         if span is not None:
@@ -107,16 +101,10 @@ class BucketClient:
         """Return the size and the version of an object. Arguments and errors are those of `fetch`."""
         _refuse_outer_slashes(key)
         store = self._store(url, limit_seconds)
-        try:
+        with as_request_failures(limit_seconds):
             found = obstore().head(store, key)
-        except BaseException as error:
-            if not is_of_obstore(error):
-                raise
-            failure = failure_of(error, limit_seconds=limit_seconds)
-        else:
-            version = found.get("e_tag") or f"{found['last_modified']} {found['size']}"
-            return ObjectFacts(num_bytes=found["size"], version=version)
-        raise failure
+        version = found.get("e_tag") or f"{found['last_modified']} {found['size']}"
+        return ObjectFacts(num_bytes=found["size"], version=version)
 
     def _check_size(self, num_bytes: int) -> None:
         if self._max_bytes is not None and num_bytes > self._max_bytes:
@@ -202,18 +190,11 @@ def list_bucket(
         for page in library.list(store, prefix=prefix or None, offset=offset, chunk_size=_PAGE_OBJECTS):
             yield [(each["path"][len(prefix) :], each["size"]) for each in page if each["path"].startswith(prefix)]
 
-    failure = None
-    try:
+    with as_request_failures(_LIST_SECONDS):
         if can_list_ranges(url, prefix):
             yield from list_in_parts(pages_after, num_threads=num_threads, after=after, up_to=up_to)
         else:
             yield from chain.from_iterable(pages_after(""))
-    except BaseException as error:
-        if not is_of_obstore(error):
-            raise
-        failure = failure_of(error, limit_seconds=_LIST_SECONDS)
-    if failure is not None:
-        raise failure
 
 
 def list_level(url: str, prefix: str, *, at_any_cost: bool) -> list[str]:
@@ -232,20 +213,13 @@ def list_level(url: str, prefix: str, *, at_any_cost: bool) -> list[str]:
         ArgumentError: obstore is not installed.
     """
     store = _open_for_lists(url)
-    failure = None
-    try:
+    with as_request_failures(_LIST_SECONDS):
         if not at_any_cost:
             pages = obstore().list(store, prefix=prefix or None, chunk_size=_PAGE_OBJECTS)
             first: Sequence[Any] = next(iter(pages), [])
             if all("/" not in each["path"][len(prefix) :] for each in first):
                 return []
         found = obstore().list_with_delimiter(store, prefix=prefix or None)
-    except BaseException as error:
-        if not is_of_obstore(error):
-            raise
-        failure = failure_of(error, limit_seconds=_LIST_SECONDS)
-    if failure is not None:
-        raise failure
     return [path[len(prefix) :] for path in found["common_prefixes"] if path.startswith(prefix)]
 
 
@@ -257,17 +231,10 @@ def refuse_leading_slashes(url: str) -> None:
     """
     if _is_directory_bucket(url):
         return
-    failure = None
-    try:
+    with as_request_failures(_LIST_SECONDS):
         key = key_with_leading_slash(obstore(), _open_for_lists(url))
-        if key is not None:
-            failure = bad_key(key)
-    except BaseException as error:
-        if not is_of_obstore(error):
-            raise
-        failure = failure_of(error, limit_seconds=_LIST_SECONDS)
-    if failure is not None:
-        raise failure
+    if key is not None:
+        raise bad_key(key)
 
 
 def _is_directory_bucket(url: str) -> bool:
@@ -334,7 +301,7 @@ def _open_bucket(url: str, *, timeout_seconds: float, connect_seconds: float, re
         except ImportError as error:
             raise ArgumentError("AWS_PROFILE takes the package boto3: pip install boto3") from error
         more["credential_provider"] = Boto3CredentialProvider()
-    try:
+    with as_request_failures(timeout_seconds):
         return from_url(
             url,
             client_options={
@@ -345,11 +312,6 @@ def _open_bucket(url: str, *, timeout_seconds: float, connect_seconds: float, re
             retry_config=retry,
             **more,
         )
-    except BaseException as error:
-        if not is_of_obstore(error):
-            raise
-        failure = failure_of(error, limit_seconds=timeout_seconds)
-    raise failure
 
 
 def _check_endpoint(scheme: str) -> None:
