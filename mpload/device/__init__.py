@@ -2,7 +2,7 @@
 
 ```
 prefetcher     DevicePrefetcher: wraps a loader; the class for users
-sent           what a prefetcher has sent to the device, and errors in the place of failed batches
+sent           batches on their way to the consumer, or the errors of those that failed
 carrier        Carrier: copies batches over the bus to a landing buffer, and converts them to the tensors users receive
 streams        side streams: queues of device work besides the consumer's
 staging        batches as trees of values; Allotment and Arena, the memory of their tensors

@@ -1,4 +1,4 @@
-"""What a `DevicePrefetcher` has sent to the device: batches, and errors in the place of those that failed."""
+"""Batches on their way from a `DevicePrefetcher` to the consumer. The error of a batch that failed takes its place."""
 
 from collections.abc import Generator, Iterator
 from contextlib import AbstractContextManager, ExitStack, nullcontext

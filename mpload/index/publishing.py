@@ -28,7 +28,7 @@ _KINDS = {
     stat.S_IFSOCK: "a socket",
 }
 _URL_AS_PATH = re.compile(r"(?:s3|gs|az|https?):/", re.IGNORECASE)
-"""The start of a URL of which a Path was made, which has only one of the slashes."""
+"""The start of a URL that was made a Path. A Path keeps one of its two slashes."""
 
 
 def check_local(out: str | os.PathLike[str], *, what: str = "an index is written to a local file") -> None:

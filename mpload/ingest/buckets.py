@@ -39,7 +39,7 @@ class RemoteWalk:
     num_loose: int = 0
     num_in_classes: int = 0
     num_empty: int = 0
-    """Number of empty objects directly below the URL, of which some may be markers of empty folders."""
+    """Number of empty objects directly below the URL. Some may be markers of empty folders."""
     num_texts: int = 0
     text: str = ""
 
@@ -79,7 +79,7 @@ class RemoteWalk:
         self.classes.extend(folders)
 
     def add_empty_classes(self) -> None:
-        """Add folders that hold nothing, of which the bucket has only a marker: an empty object called `FOLDER/`.
+        """Add empty folders. A bucket has only a marker of such a folder: an empty object called `FOLDER/`.
 
         obstore leaves out the slash at its end, so the folders are listed once more if there is an empty object.
         """

@@ -42,7 +42,7 @@ class Beside:
     patterns: Mapping[str, str]
     """The pattern of each column."""
     source: str | None = None
-    """The folder of which there is a copy at a root that is a URL; None if it is the folder of images."""
+    """The folder that a root at a URL is a copy of. None if that is the folder of images."""
     next_step: str = "Correct the pattern, or index images without it separately"
     """What to do if a file is missing."""
     masks: str | None = None

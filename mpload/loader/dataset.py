@@ -193,7 +193,7 @@ class MPDataset(IterableDataset[Batch]):
 
     @property
     def _mask_keys(self) -> frozenset[str]:
-        """Keys of batches whose tensors are no images, whatever their shapes. A `DevicePrefetcher` asks for them."""
+        """Keys of masks and boxes in a batch. A `DevicePrefetcher` does not normalise them."""
         maker = self._run.pipeline.maker
         targets = maker.targets if isinstance(maker, ColumnDecoders) else {}
         return frozenset(key for key, target in targets.items() if not target.shows_images)

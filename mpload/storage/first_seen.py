@@ -80,5 +80,5 @@ def _are_same(before: list[int], now: tuple[int, int, int]) -> bool:
 
 
 def _signed(number: int) -> int:
-    """Return a number of 64 bits, of which the first is that of the sign."""
+    """Return an unsigned number of 64 bits as a signed one."""
     return (number + (1 << 63)) % (1 << 64) - (1 << 63)

@@ -1,4 +1,4 @@
-"""What users and frameworks are told while a prefetcher is ahead of them."""
+"""A prefetcher fetches batches ahead. Users and frameworks hear only of those that it has handed over."""
 
 import threading
 from collections.abc import Iterable, Iterator
@@ -43,7 +43,7 @@ def loader_of(dataset: Any) -> MPLoader[torch.Tensor]:
 
 
 def firsts(batches: Iterable[torch.Tensor]) -> tuple[list[int], list[str]]:
-    """Return the number of each batch, and the errors in the place of others."""
+    """Return the numbers of the batches, and the errors of those that failed."""
     found: list[int] = []
     errors: list[str] = []
     iterator = iter(batches)
