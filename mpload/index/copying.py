@@ -268,7 +268,7 @@ def _copied(source: CopySource, facts: ObjectFacts, place: Path, version: str | 
 def _new_folder(place: Path) -> Iterator[Path]:
     """Make a folder, and delete it at the end unless it was renamed."""
     new = place / f"{platform.node()}.{secrets.token_hex(8)}.tmp"
-    new.mkdir(mode=0o775)  # no other user may change files in there, whatever the umask
+    new.mkdir(mode=0o775)  # whatever the umask, only this user and the group may change files in it
     try:
         yield new
     finally:

@@ -60,7 +60,7 @@ def trim_heap() -> None:
 
 
 def thread_names() -> list[str]:
-    """Return the names of this process's threads, except the main thread. Without /proc, nobody knows them."""
+    """Return the names of this process's threads, except the main thread; none without /proc."""
     names, tasks = [], Path("/proc/self/task")
     for task in tasks.iterdir() if tasks.exists() else ():
         if task.name != str(os.getpid()):
