@@ -4,9 +4,9 @@ Workers keep shards open. If a pack is made again in place, they go on with the 
 place of another one would open the new ones, whose bytes are those of other samples. So workers that are forked from
 one process share a table of the shards that they have opened, and refuse one that has been replaced since.
 
-A file counts as replaced if it is another one (by its inode) of another size or modification time, or if it has shrunk.
-A file that has grown, or was merely touched, is the same one. So is a copy that differs in nothing but the inode, which
-some file systems number anew.
+A file counts as replaced if it is another one (by its inode) of another size or modification time. A file that was
+changed in place is the same one: all workers read the same bytes. If it has shrunk, samples whose bytes are gone are
+bad ones. A copy that differs in nothing but the inode, which some file systems number anew, is the same one, too.
 """
 
 import os
@@ -76,7 +76,7 @@ def _offsets_of(key: int) -> Iterator[int]:
 
 def _are_same(before: list[int], now: tuple[int, int, int]) -> bool:
     (inode, *rest), (inode_now, *rest_now) = before, map(_signed, now)
-    return rest == rest_now or (inode == inode_now and rest[0] <= rest_now[0])
+    return inode == inode_now or rest == rest_now
 
 
 def _signed(number: int) -> int:
