@@ -32,9 +32,13 @@ void *grow(Decoder *decoder, void *buffer, size_t *held_bytes, size_t bytes) {
     if (bytes <= *held_bytes) {
         return buffer;
     }
-    void *larger = realloc(buffer, bytes);
-    if (larger == NULL) {
+    void *larger;
+    if (posix_memalign(&larger, ALIGNMENT, bytes) != 0) {
         decline(decoder, "out of memory");
+    }
+    if (buffer != NULL) {
+        memcpy(larger, buffer, *held_bytes);
+        free(buffer);
     }
     memset((uint8_t *)larger + *held_bytes, 0, bytes - *held_bytes);
     *held_bytes = bytes;

@@ -32,7 +32,10 @@ enum {
     GROUP_COLUMNS = 4,      /* columns that are resized together */
     GROUP_LANES = GROUP_COLUMNS * COLUMN_LANES,
     WINDOW_BYTES = 16,
-    NO_BYTE = 128           /* in `picks`: the byte is 0 */
+    NO_BYTE = 128,          /* in `picks`: the byte is 0 */
+    WIDE_LANES = 32,        /* of one AVX-512 instruction, without empty ones */
+    WIDE_WINDOW_BYTES = 64,
+    ALIGNMENT = 64          /* of buffers: a cache line */
 };
 
 /* `StoredView` in Python, plus the size of the result, which Python gives by the array. */
@@ -58,7 +61,7 @@ typedef struct {
 } Axis;
 
 /* The instructions that rows are resized with. */
-typedef enum { PLAIN, SSE2, NEON, AVX2 } Simd;
+typedef enum { PLAIN, SSE2, NEON, AVX2, AVX512 } Simd;
 
 /* Makes a view of the rows of a scaled image, which it is given one after the other. */
 typedef struct {
@@ -72,11 +75,15 @@ typedef struct {
     uint16_t *ring;         /* rows.taps rows, resized horizontally, in units of 1/256 */
     Simd simd;
     int column_taps;        /* maximum number of source pixels for a column of the result */
-    uint16_t *lanes;        /* [groups][column_taps][GROUP_COLUMNS][COLUMN_LANES] weights of the result's columns */
     uint32_t *offsets;      /* [columns] byte offset of a column's first source pixel in a decoded row */
-    uint32_t *windows;      /* [pairs] the smaller offset of two columns; for AVX2, as are the next two members */
-    uint8_t *picks;         /* [pairs][WINDOW_BYTES] for each byte of a pair's lanes, its place in the window */
-    int are_pairs_near;     /* whether the first pixels of each pair lie in one window */
+    int is_wide;            /* whether the next members are those for AVX-512, with the shapes after "or" */
+    uint16_t *lanes;        /* [groups][column_taps][GROUP_COLUMNS][COLUMN_LANES] weights of the result's columns, or
+                               [groups][column_taps][WIDE_LANES] */
+    uint32_t *windows;      /* [pairs] the smaller offset of two columns, or [groups] of all columns in the group; these and
+                               the next two members are not for SSE2 */
+    uint8_t *picks;         /* [pairs][WINDOW_BYTES] for each byte of a pair's lanes, its place in the window, or
+                               [groups][WIDE_WINDOW_BYTES] */
+    int are_pairs_near;     /* whether the first pixels of each pair lie in one window; not if `is_wide` */
     size_t ring_bytes, lanes_bytes, offsets_bytes, windows_bytes, picks_bytes;
 } Resizer;
 
@@ -187,6 +194,11 @@ static inline size_t first_lane(int out, int column_taps) {
         + (size_t)(out % GROUP_COLUMNS) * COLUMN_LANES;
 }
 
+/* The weights of a pixel of the result. */
+static inline const uint16_t *weights_of(const Axis *axis, int out) {
+    return axis->weights + (size_t)out * (size_t)axis->taps;
+}
+
 /* Prepare the weights of `count` columns for `resize_row`. Decoded rows begin with column `origin` of the box. */
 void fill_lanes(Decoder *decoder, Resizer *resizer, int count, int mirror, int origin);
 
@@ -215,12 +227,19 @@ int resize_view(Decoder *decoder, const uint8_t *pixels, const View *view, uint8
 
 extern const char *const simd_names[];  /* [Simd] */
 
-/* The fastest instructions of this processor; but PLAIN, SSE2 or NEON if `at_most`, which may be NULL, names these. */
+/* The fastest instructions of this processor, but none that are faster than those that `at_most`, which may be NULL,
+   names. */
 Simd best_simd(const char *at_most);
 
-/* `resize_row` unless `simd` is PLAIN, and a part of `mix_rows` if it is AVX2. */
+/* `resize_row` unless `simd` is PLAIN, and a part of `mix_rows` if it is AVX2 or AVX512. */
 void resize_row_simd(const Resizer *resizer, const uint8_t *source, int count, uint16_t *result);
 void mix_rows_avx2(
     const uint16_t *const *rows, const uint16_t *weights, int taps, size_t count, uint8_t *result);
+
+/* _resize_avx512.c */
+
+/* The part of `fill_lanes` for AVX512. Returns 0 if columns lie too far apart: where a row shrinks to about half. */
+int fill_wide_lanes(Decoder *decoder, Resizer *resizer, int count, int mirror);
+void resize_row_avx512(const Resizer *resizer, const uint8_t *source, int count, uint16_t *result);
 
 #endif

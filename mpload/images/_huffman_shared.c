@@ -34,6 +34,15 @@ static int reach(Huffman *huffman, unsigned row, unsigned column) {
     return 1;
 }
 
+/* Make libjpeg-turbo read the blocks of an MCU where they are, but the first, which is copied: it clears `num_blocks`
+   blocks from `blocks[0]` on before the next call, and those here may be needed again. */
+static void lend_mcu(const Huffman *huffman, JBLOCK *mcu, JBLOCKROW *blocks) {
+    memcpy(blocks[0], mcu, sizeof(JBLOCK));
+    for (int number = 1; number < huffman->num_blocks; number++) {
+        blocks[number] = mcu + number;
+    }
+}
+
 boolean decode_shared_mcu(j_decompress_ptr info, JBLOCKROW *blocks) {
     Decoder *decoder = (Decoder *)info->client_data;
     Huffman *huffman = decoder->shared;
@@ -43,11 +52,8 @@ boolean decode_shared_mcu(j_decompress_ptr info, JBLOCKROW *blocks) {
             give_up(info);
         }
         if (reader->first_shown <= reader->asked_column && reader->asked_column < reader->end_shown) {
-            const JBLOCK *mcu = recent_mcu(huffman, reader->asked_row, reader->asked_column);
-            for (int number = 0; number < huffman->num_blocks; number++) {
-                memcpy(blocks[number], mcu + number, sizeof(JBLOCK));
-            }
-        }
+            lend_mcu(huffman, recent_mcu(huffman, reader->asked_row, reader->asked_column), blocks);
+        }  /* in other columns it may read any blocks, since they are not shown */
     }
     if (++reader->asked_column == huffman->num_columns) {
         reader->asked_column = 0;

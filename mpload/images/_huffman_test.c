@@ -80,22 +80,41 @@ static int uses_rows(Decoder *decoder, const uint8_t *data, size_t num_bytes, co
         && rows->entry_bytes == 0;
 }
 
-static int agree(Decoder *with, Decoder *without, const Case *on) {
-    uint8_t data[PHOTO_BYTES], pixels[2][3 * SHOWN_SIDE * SHOWN_SIDE];
-    size_t num_bytes = make_photo(on, data);
-    int height = (HEIGHT + on->denominator - 1) / on->denominator;
-    int width = (WIDTH + on->denominator - 1) / on->denominator;
-    View view = {
-        .stored_height = HEIGHT, .stored_width = WIDTH, .denominator = on->denominator,
+/* Decode two scales in step. */
+static int uses_shared(
+    Decoder *decoder, const uint8_t *data, size_t num_bytes, const View *views, uint8_t *const *pixels
+) {
+    Together work;
+    int is_right = begin_together(&work, decoder, 1, data, num_bytes, views, pixels, 2);
+    while (is_right && !is_shown(&work)) {
+        is_right = show_strip(&work);
+    }
+    return is_right;
+}
+
+static View view_at(int denominator) {
+    int height = (HEIGHT + denominator - 1) / denominator, width = (WIDTH + denominator - 1) / denominator;
+    return (View){
+        .stored_height = HEIGHT, .stored_width = WIDTH, .denominator = denominator,
         .top = height / 2, .left = width / 3, .height = height / 3, .width = width / 3,
         .full_height = SHOWN_SIDE, .full_width = SHOWN_SIDE, .out_height = SHOWN_SIDE, .out_width = SHOWN_SIDE};
+}
+
+static int agree(Decoder *with, Decoder *without, const Case *on) {
+    uint8_t data[PHOTO_BYTES], right[2][3 * SHOWN_SIDE * SHOWN_SIDE], pixels[2][sizeof right[0]];
+    uint8_t *outs[] = {pixels[0], pixels[1]};
+    size_t num_bytes = make_photo(on, data);
+    View views[] = {view_at(on->denominator), view_at(on->denominator == 1 ? 2 : on->denominator / 2)};
     return num_bytes != 0
-        && decode_view(with, data, num_bytes, &view, pixels[0])  /* only notes the tables */
-        && decode_view_with_rows(with, data, num_bytes, &view, data, 0, pixels[0]) && with->is_huffman_used
-        && decode_view(without, data, num_bytes, &view, pixels[1])
-        && memcmp(pixels[0], pixels[1], sizeof pixels[0]) == 0
-        && uses_rows(with, data, num_bytes, &view, pixels[0])
-        && memcmp(pixels[0], pixels[1], sizeof pixels[0]) == 0;
+        && decode_view(without, data, num_bytes, &views[0], right[0])
+        && decode_view(without, data, num_bytes, &views[1], right[1])
+        && decode_view(with, data, num_bytes, &views[0], pixels[0])  /* only notes the tables */
+        && decode_view_with_rows(with, data, num_bytes, &views[0], data, 0, pixels[0]) && with->is_huffman_used
+        && memcmp(pixels[0], right[0], sizeof right[0]) == 0
+        && uses_rows(with, data, num_bytes, &views[0], pixels[0])
+        && memcmp(pixels[0], right[0], sizeof right[0]) == 0
+        && uses_shared(with, data, num_bytes, views, outs)
+        && memcmp(pixels, right, sizeof right) == 0;
 }
 
 int huffman_agrees(void) {

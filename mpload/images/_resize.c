@@ -72,37 +72,51 @@ static int fill_pair(Resizer *resizer, int pair) {
     return 1;
 }
 
-void fill_lanes(Decoder *decoder, Resizer *resizer, int count, int mirror, int origin) {
-    const Axis *columns = &resizer->columns;
-    size_t num_groups = ((size_t)count + GROUP_COLUMNS - 1) / GROUP_COLUMNS, num_columns = num_groups * GROUP_COLUMNS;
-    int taps = 2;  /* an even number, as few as all columns can do with */
-    for (int column = 0; column < count; column++) {
-        int used = columns->ends[column] - columns->starts[column];
-        taps = used > taps ? (used + 1) / 2 * 2 : taps;
-    }
-    size_t num_lanes = num_groups * (size_t)taps * GROUP_LANES;
-    GROW(decoder, resizer->lanes, num_lanes * sizeof *resizer->lanes);
-    GROW(decoder, resizer->offsets, num_columns * sizeof *resizer->offsets);
-    GROW(decoder, resizer->windows, num_columns / 2 * sizeof *resizer->windows);
-    GROW(decoder, resizer->picks, num_columns / 2 * WINDOW_BYTES);
-    memset(resizer->lanes, 0, num_lanes * sizeof *resizer->lanes);
-    resizer->column_taps = taps;
-    for (int out = 0; out < count; out++) {
-        int column = mirror ? count - 1 - out : out;
-        const uint16_t *weights = columns->weights + (size_t)column * (size_t)columns->taps;
-        uint16_t *lanes = resizer->lanes + first_lane(out, taps);
-        resizer->offsets[out] = 3 * (uint32_t)(columns->starts[column] - origin);
-        for (int tap = 0; tap < taps; tap++, lanes += GROUP_LANES) {
-            lanes[0] = lanes[1] = lanes[2] = tap < columns->taps ? weights[tap] : 0;
-        }
-    }
-    for (size_t out = (size_t)count; out < num_columns; out++) {  /* fill up the last group; the weights are 0 */
-        resizer->offsets[out] = resizer->offsets[count - 1];
-    }
+static void fill_pairs(Resizer *resizer, size_t num_columns) {
     resizer->are_pairs_near = 1;
     for (int pair = 0; pair < (int)num_columns / 2 && resizer->are_pairs_near; pair++) {
         resizer->are_pairs_near = fill_pair(resizer, pair);
     }
+}
+
+/* Where columns begin in decoded rows, and how many source pixels they need. */
+static void fill_offsets(Decoder *decoder, Resizer *resizer, int count, int mirror, int origin) {
+    const Axis *columns = &resizer->columns;
+    size_t num_offsets = (size_t)count + WIDE_LANES;
+    GROW(decoder, resizer->offsets, num_offsets * sizeof *resizer->offsets);
+    int taps = 2;  /* an even number, as few as all columns can do with */
+    for (int out = 0; out < count; out++) {
+        int column = mirror ? count - 1 - out : out, used = columns->ends[column] - columns->starts[column];
+        taps = used > taps ? (used + 1) / 2 * 2 : taps;
+        resizer->offsets[out] = 3 * (uint32_t)(columns->starts[column] - origin);
+    }
+    for (size_t out = (size_t)count; out < num_offsets; out++) {  /* fill up the last group; the weights are 0 */
+        resizer->offsets[out] = resizer->offsets[count - 1];
+    }
+    resizer->column_taps = taps;
+}
+
+void fill_lanes(Decoder *decoder, Resizer *resizer, int count, int mirror, int origin) {
+    const Axis *columns = &resizer->columns;
+    fill_offsets(decoder, resizer, count, mirror, origin);
+    resizer->is_wide = resizer->simd == AVX512 && fill_wide_lanes(decoder, resizer, count, mirror);
+    if (resizer->is_wide) {
+        return;
+    }
+    size_t num_groups = ((size_t)count + GROUP_COLUMNS - 1) / GROUP_COLUMNS, num_columns = num_groups * GROUP_COLUMNS;
+    size_t num_lanes = num_groups * (size_t)resizer->column_taps * GROUP_LANES;
+    GROW(decoder, resizer->lanes, num_lanes * sizeof *resizer->lanes);
+    GROW(decoder, resizer->windows, num_columns / 2 * sizeof *resizer->windows);
+    GROW(decoder, resizer->picks, num_columns / 2 * WINDOW_BYTES);
+    memset(resizer->lanes, 0, num_lanes * sizeof *resizer->lanes);
+    for (int out = 0; out < count; out++) {
+        const uint16_t *weights = weights_of(columns, mirror ? count - 1 - out : out);
+        uint16_t *lanes = resizer->lanes + first_lane(out, resizer->column_taps);
+        for (int tap = 0; tap < resizer->column_taps; tap++, lanes += GROUP_LANES) {
+            lanes[0] = lanes[1] = lanes[2] = tap < columns->taps ? weights[tap] : 0;
+        }
+    }
+    fill_pairs(resizer, num_columns);
 }
 
 void resize_row(const Resizer *resizer, const uint8_t *source, int count, uint16_t *result) {
@@ -155,12 +169,12 @@ static void mix_many(
 
 void mix_rows(Resizer *resizer, int out, size_t stride, size_t count, uint8_t *restrict result) {
     const Axis *axis = &resizer->rows;
-    const uint16_t *rows[MAX_TAPS], *weights = axis->weights + (size_t)out * (size_t)axis->taps;
+    const uint16_t *rows[MAX_TAPS], *weights = weights_of(axis, out);
     int taps = axis->ends[out] - axis->starts[out];
     for (int tap = 0; tap < taps; tap++) {
         rows[tap] = resizer->ring + stride * (size_t)((axis->starts[out] + tap) % axis->taps);
     }
-    if (resizer->simd == AVX2) {
+    if (resizer->simd >= AVX2) {
         mix_rows_avx2(rows, weights, taps, count, result);
     } else if (taps <= 2) {
         mix_two(rows[0], rows[taps - 1], weights, count, result);
@@ -184,6 +198,11 @@ void start_resizer(Decoder *decoder, Resizer *resizer, const View *view, uint8_t
     resizer->simd = decoder->simd;
 }
 
+/* Values from one row of the ring to the next. Each begins at a cache line. */
+static size_t stride_of(const View *view) {
+    return (3 * (size_t)view->out_width + PADDING_BYTES + WIDE_LANES - 1) / WIDE_LANES * WIDE_LANES;
+}
+
 void set_first_column(Decoder *decoder, Resizer *resizer, int first_column) {
     const View *view = &resizer->view;
     if (resizer->is_copied) {
@@ -191,14 +210,13 @@ void set_first_column(Decoder *decoder, Resizer *resizer, int first_column) {
         return;
     }
     fill_lanes(decoder, resizer, view->out_width, view->mirror, first_column - view->left);
-    size_t stride = 3 * (size_t)view->out_width + PADDING_BYTES;
-    GROW(decoder, resizer->ring, stride * (size_t)(resizer->rows.taps + 1) * sizeof(uint16_t));
+    GROW(decoder, resizer->ring, stride_of(view) * (size_t)(resizer->rows.taps + 1) * sizeof(uint16_t));
 }
 
 void take_row(Resizer *resizer, const uint8_t *row) {
     const Axis *rows = &resizer->rows;
     int width = resizer->view.out_width, number = resizer->next++;
-    size_t count = 3 * (size_t)width, stride = count + PADDING_BYTES;
+    size_t count = 3 * (size_t)width, stride = stride_of(&resizer->view);
     if (resizer->is_copied) {
         memcpy(resizer->out + count * (size_t)resizer->num_made++, row + resizer->copied_from, count);
         return;

@@ -1,4 +1,5 @@
-/* The loops of _resize.c with SSE2, AVX2 or NEON instructions. The results are the same.
+/* The loops of _resize.c with SSE2, AVX2 or NEON instructions. The results are the same. _resize_avx512.c
+   has one with AVX-512.
 
    A lane of 16 bits holds a value times 256. It is multiplied by a weight, and the upper 16 bits of the product are
    kept. */
@@ -10,25 +11,29 @@
 
 #if defined(__x86_64__)
 #define HAS_AVX2 __builtin_cpu_supports("avx2")
+#define HAS_AVX512 (__builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vbmi"))
 #define BASELINE SSE2
 #elif defined(__aarch64__)
 #define HAS_AVX2 0
+#define HAS_AVX512 0
 #define BASELINE NEON
 #else
 #define HAS_AVX2 0
+#define HAS_AVX512 0
 #define BASELINE PLAIN
 #endif
 
-const char *const simd_names[] = {[PLAIN] = "plain", [SSE2] = "sse2", [NEON] = "neon", [AVX2] = "avx2"};
+const char *const simd_names[] = {
+    [PLAIN] = "plain", [SSE2] = "sse2", [NEON] = "neon", [AVX2] = "avx2", [AVX512] = "avx512"};
 
 Simd best_simd(const char *at_most) {
-    if (at_most != NULL && strcmp(at_most, simd_names[PLAIN]) == 0) {
-        return PLAIN;
+    Simd best = HAS_AVX2 && HAS_AVX512 ? AVX512 : HAS_AVX2 ? AVX2 : BASELINE, kinds[] = {PLAIN, BASELINE, AVX2};
+    for (size_t number = 0; at_most != NULL && number < sizeof kinds / sizeof *kinds; number++) {
+        if (strcmp(at_most, simd_names[kinds[number]]) == 0) {
+            return kinds[number] < best ? kinds[number] : best;
+        }
     }
-    if (at_most != NULL && strcmp(at_most, simd_names[BASELINE]) == 0) {
-        return BASELINE;
-    }
-    return HAS_AVX2 ? AVX2 : BASELINE;
+    return best;
 }
 
 #if defined(__x86_64__)
@@ -105,8 +110,9 @@ WITH_AVX2 static void resize_row_avx2(const Resizer *resizer, const uint8_t *sou
 }
 
 void resize_row_simd(const Resizer *resizer, const uint8_t *source, int count, uint16_t *result) {
-    int is_wide = resizer->simd == AVX2 && resizer->are_pairs_near;
-    (is_wide ? resize_row_avx2 : resize_row_sse2)(resizer, source, count, result);
+    int has_avx2 = resizer->simd >= AVX2 && resizer->are_pairs_near;
+    (resizer->is_wide ? resize_row_avx512 : has_avx2 ? resize_row_avx2 : resize_row_sse2)(
+        resizer, source, count, result);
 }
 
 WITH_AVX2 INLINE __m256i mix_values(int taps, const uint16_t *const *rows, const uint16_t *weights, size_t at) {
@@ -184,7 +190,7 @@ void mix_rows_avx2(
     const uint16_t *const *rows, const uint16_t *weights, int taps, size_t count, uint8_t *result
 ) {
     (void)rows, (void)weights, (void)taps, (void)count, (void)result;
-    abort();  /* not reached: `simd` is not AVX2 */
+    abort();  /* not reached: `simd` is less than AVX2 */
 }
 
 #endif

@@ -77,13 +77,15 @@ static void check_row(Resizer *resizer, Simd simd) {
     Numbers of = pick_numbers();
     int origin = -pick(0, 20);  /* first decoded column, from the box */
     fill(&resizer->columns, of);
-    fill_lanes(NULL, resizer, of.count, pick(0, 1), origin);
+    int mirror = pick(0, 1);
     uint8_t *source = random_bytes((size_t)(of.length - origin) * 3 + PADDING_BYTES);
     size_t result_bytes = ((size_t)of.count * 3 + PADDING_BYTES) * sizeof(uint16_t);
     uint8_t *ours = random_bytes(result_bytes), *plain = random_bytes(result_bytes);
     resizer->simd = simd;
+    fill_lanes(NULL, resizer, of.count, mirror, origin);
     resize_row(resizer, source, of.count, (uint16_t *)ours);
     resizer->simd = PLAIN;
+    fill_lanes(NULL, resizer, of.count, mirror, origin);
     resize_row(resizer, source, of.count, (uint16_t *)plain);
     compare(ours, plain, (size_t)of.count * 3 * sizeof(uint16_t), simd, "a resized row");
     free(source);
@@ -119,7 +121,7 @@ int main(int argc, char **argv) {
     }
     state = (unsigned long)atol(argv[2]);
     static Resizer resizer;
-    for (Simd simd = PLAIN; simd <= AVX2; simd++) {
+    for (Simd simd = PLAIN; simd <= AVX512; simd++) {
         if (simd != PLAIN && best_simd(simd_names[simd]) == simd) {
             for (long round = 0; round < num_rounds; round++) {
                 check_row(&resizer, simd);
