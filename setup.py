@@ -8,7 +8,7 @@ from setuptools import Extension, setup
 JPEG_FILES = (
     *("_decoder", "_scale", "_together", "_rows", "_resize", "_resize_simd", "_resize_avx512"),
     *("_huffman", "_huffman_two", "_huffman_scan", "_huffman_shared", "_huffman_tables", "_huffman_test"),
-    *("_photos", "_header", "_philox", "_crop", "_crops", "_jpeg_crops"),
+    *("_photos", "_header", "_philox", "_crop", "_crops", "_lanes", "_jpeg_crops"),
 )
 
 stable_abi = not sysconfig.get_config_var("Py_GIL_DISABLED")  # free-threaded Pythons have none

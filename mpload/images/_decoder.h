@@ -79,7 +79,7 @@ typedef struct {
     int is_wide;            /* whether the next members are those for AVX-512, with the shapes after "or" */
     uint16_t *lanes;        /* [groups][column_taps][GROUP_COLUMNS][COLUMN_LANES] weights of the result's columns, or
                                [groups][column_taps][WIDE_LANES] */
-    uint32_t *windows;      /* [pairs] the smaller offset of two columns, or [groups] of all columns in the group; these and
+    uint32_t *windows;      /* [pairs] the smaller offset of two columns, or [groups] of all in the group; this and
                                the next two members are not for SSE2 */
     uint8_t *picks;         /* [pairs][WINDOW_BYTES] for each byte of a pair's lanes, its place in the window, or
                                [groups][WIDE_WINDOW_BYTES] */

@@ -129,18 +129,21 @@ typedef struct Huffman {
     int next_restart;                           /* number of the next restart marker, 0 to 7 */
     Tables own;
     Tables *tables;                             /* those in use: its own, or those of the photo beside it */
-    struct Huffman *beside;                     /* of the photo that is decoded at the same time; NULL if there is none */
+    struct Huffman *beside;                     /* of photos that are decoded in turn with these; may be NULL */
 } Huffman;
 
-/* A row of MCUs that is being decoded, and may be left in the middle of a block. */
+/* A run of MCUs that is being decoded, or skipped, and may be left in the middle of a block. A run ends where the row
+   ends, or where columns that are shown begin or end. All rows above the first that is shown are one run. */
 typedef struct {
     Huffman *huffman;
     BitReader bits;
     const AcTable *table;
-    JBLOCK *block;
+    JBLOCK *block;      /* NULL if the run is skipped */
     unsigned place;     /* of the block's last coefficient so far */
     int number;         /* of the block in its MCU */
-    unsigned num_left;  /* MCUs of the row that have not ended */
+    unsigned num_left;  /* MCUs of the run that have not ended */
+    unsigned num_mcus;  /* of the run */
+    int is_skipped;
 } Strand;
 
 /* Replace libjpeg-turbo's `decode_mcu`. Call it after `jpeg_start_decompress` and before rows are read or skipped;
@@ -167,18 +170,17 @@ int take_over_shared(
 /* Whether the scan can be decoded by strands, in turn with that of another photo. */
 int has_strands(const Huffman *huffman);
 
-/* Begin the next row of MCUs that a scale needs. Until the row ends, nothing else may use `huffman`. Returns 0 if
-   something is wrong with the rows above. */
-int begin_row(Strand *strand, Huffman *huffman);
+/* Begin the next run. Until it ends, nothing else may use `huffman`. */
+void begin_run(Strand *strand, Huffman *huffman);
 
-/* Decode two rows until one of them ends or both do: `num_left` is 0 then. */
+/* Decode two runs until one of them ends or both do: `num_left` is 0 then. */
 void take_two(Strand *one, Strand *other);
 
-/* Decode the rest of a row. */
+/* Decode the rest of a run. */
 void take_rest(Strand *strand);
 
-/* Note that the row has ended. Returns 0 if something is wrong with it. */
-int end_row(Strand *strand);
+/* Note that the run has ended. Returns 0 if something is wrong with it. */
+int end_run(Strand *strand);
 
 /* The coefficients of an MCU that are kept for several scales. */
 static inline JBLOCK *recent_mcu(const Huffman *huffman, unsigned row, unsigned column) {

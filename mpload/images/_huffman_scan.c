@@ -54,12 +54,13 @@ static int are_prepared(const Tables *tables, j_decompress_ptr info) {
     return 1;
 }
 
-/* Use the tables of the photo beside this one if they are the same: two sets would not fit into the fastest cache. If they
-   differ, use those that are free; the other photo may have borrowed this one's. */
+/* Use the tables of the photo beside this one if they are the same: two sets would not fit into the fastest cache. If
+   they differ, use those that are free; the other photo may have borrowed this one's. If the other is not decoded now,
+   what it used last is as good. */
 static void choose_tables(Huffman *huffman, j_decompress_ptr info) {
     const Huffman *beside = huffman->beside;
     huffman->tables = &huffman->own;
-    if (beside != NULL && are_prepared(beside->tables, info)) {
+    if (beside != NULL && beside->tables != NULL && are_prepared(beside->tables, info)) {
         huffman->tables = beside->tables;
     } else if (beside != NULL && beside->tables == &huffman->own) {
         huffman->tables = &huffman->beside->own;

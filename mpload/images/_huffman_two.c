@@ -2,47 +2,59 @@
 
    Decoding a scan is a chain: each lookup needs the bits that the one before has left. A processor waits most of the
    time for the end of such a chain, and can work on another one meanwhile. So this loop does one lookup for each photo.
-   Neither waits for a block, an MCU or a row of the other one. */
+   Neither waits for a block, an MCU or a run of the other one. */
 
 #include <string.h>
 
 #include "_bits.h"
 #include "_decoder.h"
 
-/* Decode the DC coefficient of a block, and get ready for the others. */
-static inline void enter_block(Strand *strand) {
+#define INLINE static inline __attribute__((always_inline))
+
+enum {
+    PAIRS_A_ROUND = PAIRS_A_FILL - 1,                   /* of the loop: leaves bits for `take_one` */
+    SKIPS_A_ROUND = FILLED_BITS / MAX_SKIPPED_BITS      /* 3 */
+};
+
+/* Decode the DC coefficient of a block, and get ready for the others. `skips` is a constant, here and below: whether
+   the run is skipped. */
+INLINE void enter_block(Strand *strand, int skips) {
     const BlockPlan *plan = &strand->huffman->blocks[strand->number];
     fill(&strand->bits);
     *plan->predictor += (unsigned)take_value(&strand->bits, take_symbol(&strand->bits, plan->dc));
-    (*strand->block)[0] = (JCOEF)*plan->predictor;
+    if (!skips) {
+        (*strand->block)[0] = (JCOEF)*plan->predictor;
+    }
     strand->table = plan->ac;
     strand->place = 0;
 }
 
-static inline void enter_mcu(Strand *strand) {
-    memset(strand->block, 0, (size_t)strand->huffman->num_blocks * sizeof(JBLOCK));
+INLINE void enter_mcu(Strand *strand, int skips) {
+    if (!skips) {
+        memset(strand->block, 0, (size_t)strand->huffman->num_blocks * sizeof(JBLOCK));
+    }
     strand->number = 0;
-    enter_block(strand);
+    enter_block(strand, skips);
 }
 
-/* Go to the next block of the row. Returns 0 after the last one. */
-static inline int leave_block(Strand *strand) {
-    strand->block++;
+/* Go to the next block of the run. Returns 0 after the last one. */
+INLINE int leave_block(Strand *strand, int skips) {
+    strand->block += !skips;
     if (++strand->number < strand->huffman->num_blocks) {
-        enter_block(strand);
+        enter_block(strand, skips);
     } else if (--strand->num_left > 0) {
-        enter_mcu(strand);
+        enter_mcu(strand, skips);
     }
     return strand->num_left > 0;
 }
 
 /* Whether the block has ended. */
-static inline int is_over(const Strand *strand) {
+INLINE int is_over(const Strand *strand) {
     return strand->place >= LAST_PLACE;
 }
 
 /* Decode up to two coefficients. */
-static inline void take_pair(Strand *strand) {
+INLINE void take_pair(Strand *strand) {
     const Pair *pair = &strand->table->pairs[first_bits(&strand->bits, PAIR_BITS)];
     unsigned place = strand->place;
     if (UNLIKELY(place + (pair->advance & ADVANCE_MASK) > LAST_PLACE)) {
@@ -56,6 +68,27 @@ static inline void take_pair(Strand *strand) {
     }
 }
 
+/* Skip several coefficients. */
+INLINE void skip_several(Strand *strand) {
+    const Skip *skip = &strand->table->skips[1 << SKIP_BITS | first_bits(&strand->bits, SKIP_BITS)];
+    unsigned place = strand->place;
+    if (UNLIKELY(place + (skip->advance & ADVANCE_MASK) > LAST_PLACE)) {
+        strand->place = take_one(&strand->bits, &strand->table->codes, place, NULL);
+        fill(&strand->bits);
+    } else {
+        use_bits(&strand->bits, skip->bits);
+        strand->place = place + skip->advance;
+    }
+}
+
+INLINE void take(Strand *strand, int skips) {
+    if (skips) {
+        skip_several(strand);
+    } else {
+        take_pair(strand);
+    }
+}
+
 int has_strands(const Huffman *huffman) {
     int needs_all = huffman->restart_interval == 0;
     for (int number = 0; number < huffman->num_blocks; number++) {
@@ -64,45 +97,60 @@ int has_strands(const Huffman *huffman) {
     return needs_all;
 }
 
-int begin_row(Strand *strand, Huffman *huffman) {
-    while (huffman->row < huffman->first_recent) {
-        if (!take_mcu(huffman, NULL)) {
-            return 0;
-        }
+/* The MCUs of the next run: all rows above the first that is kept, or the columns left of those that are shown, those
+   that are, or the columns right of them. */
+static unsigned next_run(const Huffman *huffman, int *is_skipped) {
+    unsigned column = huffman->column, first = huffman->first_shown, end = huffman->end_shown;
+    *is_skipped = 1;
+    if (huffman->row < huffman->first_recent) {
+        return (huffman->first_recent - huffman->row) * huffman->num_columns - column;
     }
-    strand->huffman = huffman;
-    strand->bits = huffman->bits;
-    strand->block = recent_mcu(huffman, huffman->row, 0);
-    strand->num_left = huffman->num_columns;
-    enter_mcu(strand);
-    return 1;
+    if (column < first) {
+        return first - column;
+    }
+    *is_skipped = column >= end;
+    return (*is_skipped ? huffman->num_columns : end) - column;
 }
 
-int end_row(Strand *strand) {
+void begin_run(Strand *strand, Huffman *huffman) {
+    strand->huffman = huffman;
+    strand->bits = huffman->bits;
+    strand->num_mcus = strand->num_left = next_run(huffman, &strand->is_skipped);
+    strand->block = strand->is_skipped ? NULL : recent_mcu(huffman, huffman->row, huffman->column);
+    if (strand->is_skipped) {
+        enter_mcu(strand, 1);
+    } else {
+        enter_mcu(strand, 0);
+    }
+}
+
+int end_run(Strand *strand) {
     Huffman *huffman = strand->huffman;
+    unsigned column = huffman->column + strand->num_mcus;
     huffman->bits = strand->bits;
-    huffman->row++;
+    huffman->row += column / huffman->num_columns;
+    huffman->column = column % huffman->num_columns;
     return strand->bits.count >= strand->bits.missing;  /* missing bits are used last */
 }
 
-WITH_BMI2_TOO void take_two(Strand *one, Strand *other) {
+INLINE void take_both(Strand *one, Strand *other, int skips_one, int skips_other) {
     Strand a = *one, b = *other;  /* copies that can stay in registers */
     int goes_on = 1;
     while (goes_on) {
         fill(&a.bits);
         fill(&b.bits);
-        for (int left = PAIRS_A_FILL - 1; left > 0; left--) {
-            take_pair(&a);
-            take_pair(&b);
+        for (int left = skips_one || skips_other ? SKIPS_A_ROUND : PAIRS_A_ROUND; left > 0; left--) {
+            take(&a, skips_one);
+            take(&b, skips_other);
             if (UNLIKELY(is_over(&a))) {
-                goes_on = leave_block(&a);
+                goes_on = leave_block(&a, skips_one);
                 if (UNLIKELY(is_over(&b))) {
-                    goes_on &= leave_block(&b);
+                    goes_on &= leave_block(&b, skips_other);
                 }
                 break;  /* to fill the windows */
             }
             if (UNLIKELY(is_over(&b))) {
-                goes_on = leave_block(&b);
+                goes_on = leave_block(&b, skips_other);
                 break;
             }
         }
@@ -111,15 +159,47 @@ WITH_BMI2_TOO void take_two(Strand *one, Strand *other) {
     *other = b;
 }
 
-WITH_BMI2_TOO void take_rest(Strand *strand) {
+WITH_BMI2_TOO static void take_shown(Strand *one, Strand *other) {
+    take_both(one, other, 0, 0);
+}
+
+WITH_BMI2_TOO static void take_skipped(Strand *one, Strand *other) {
+    take_both(one, other, 1, 1);
+}
+
+WITH_BMI2_TOO static void take_mixed(Strand *skipped, Strand *shown) {
+    take_both(skipped, shown, 1, 0);
+}
+
+void take_two(Strand *one, Strand *other) {
+    if (one->is_skipped && other->is_skipped) {
+        take_skipped(one, other);
+    } else if (one->is_skipped) {
+        take_mixed(one, other);
+    } else if (other->is_skipped) {
+        take_mixed(other, one);
+    } else {
+        take_shown(one, other);
+    }
+}
+
+INLINE void take_alone(Strand *strand, int skips) {
     Strand a = *strand;
     do {
         while (!is_over(&a)) {
             fill(&a.bits);
-            for (int left = PAIRS_A_FILL; left > 0 && !is_over(&a); left--) {
-                take_pair(&a);
+            for (int left = skips ? SKIPS_A_ROUND : PAIRS_A_ROUND; left > 0 && !is_over(&a); left--) {
+                take(&a, skips);
             }
         }
-    } while (leave_block(&a));
+    } while (leave_block(&a, skips));
     *strand = a;
+}
+
+WITH_BMI2_TOO void take_rest(Strand *strand) {
+    if (strand->is_skipped) {
+        take_alone(strand, 1);
+    } else {
+        take_alone(strand, 0);
+    }
 }

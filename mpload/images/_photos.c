@@ -1,4 +1,4 @@
-/* Decode the photos of a chunk, one after the other. */
+/* Decode a photo of a chunk. */
 
 #include <stdlib.h>
 #include <string.h>
@@ -68,16 +68,28 @@ void note_photo(const Photos *photos, size_t number) {
     }
 }
 
+const uint8_t *file_of(const Photos *photos, size_t number) {
+    int64_t start = photos->starts[number], num_bytes = photos->lengths[number];
+    if (start < 0 || num_bytes <= 0 || (uint64_t)start > photos->area_bytes
+        || (uint64_t)num_bytes > photos->area_bytes - (uint64_t)start) {
+        return NULL;
+    }
+    return photos->area + start;
+}
+
+int has_entry(const Photos *photos, size_t number) {
+    return photos->entries != NULL && photos->entry_bounds[2 * number + 1] >= 0;
+}
+
 /* Decode with the photo's entry of the row index, if there is one; return as `is_made`. */
 static int decode_with_entry(
     Decoder *decoder, const Photos *photos, size_t number, const uint8_t *data, size_t num_bytes, const View *view,
     uint8_t *out
 ) {
-    int64_t start = photos->entries == NULL ? 0 : photos->entry_bounds[2 * number];
-    int64_t entry_bytes = photos->entries == NULL ? -1 : photos->entry_bounds[2 * number + 1];
-    if (entry_bytes < 0) {
+    if (!has_entry(photos, number)) {
         return decode_view(decoder, data, num_bytes, view, out);
     }
+    int64_t start = photos->entry_bounds[2 * number], entry_bytes = photos->entry_bounds[2 * number + 1];
     if (entry_bytes == 0 || start < 0 || (uint64_t)start > photos->entries_bytes
         || (uint64_t)entry_bytes > photos->entries_bytes - (uint64_t)start) {
         return 0;
@@ -87,7 +99,7 @@ static int decode_with_entry(
     return is_made && decoder->huffman != NULL && decoder->huffman->rows.entry_bytes != 0 ? 2 : is_made;
 }
 
-static void tell_geometry(const Header *header, const Shown *shown, int64_t *geometry) {
+void tell_geometry(const Header *header, const Shown *shown, int64_t *geometry) {
     int is_turned = header->orientation >= 5;
     const int64_t numbers[NUM_GEOMETRY] = {
         is_turned ? header->width : header->height, is_turned ? header->height : header->width,
@@ -96,20 +108,15 @@ static void tell_geometry(const Header *header, const Shown *shown, int64_t *geo
     memcpy(geometry, numbers, sizeof numbers);
 }
 
-/* `turned` has room for one result, to decode photos that are then turned. */
-static int decode_photo(Decoder *decoder, const Photos *photos, size_t number, uint8_t *turned) {
-    int64_t start = photos->starts[number], num_bytes = photos->lengths[number];
-    if (start < 0 || num_bytes <= 0 || (uint64_t)start > photos->area_bytes
-        || (uint64_t)num_bytes > photos->area_bytes - (uint64_t)start) {
-        return 0;
-    }
-    const uint8_t *data = photos->area + start;
+int decode_photo(Decoder *decoder, const Photos *photos, size_t number, uint8_t *turned) {
+    const uint8_t *data = file_of(photos, number);
+    int64_t num_bytes = photos->lengths[number];
     uint8_t *out = photos->out + number * (size_t)photos->size[0] * (size_t)photos->size[1] * 3;
     Header header;
     Shown shown;
     View view;
     double draws[NUM_DRAWS];
-    if (!open_photo(photos, data, num_bytes, &header)) {
+    if (data == NULL || !open_photo(photos, data, num_bytes, &header)) {
         return 0;
     }
     if (photos->random != NULL) {
@@ -129,17 +136,4 @@ static int decode_photo(Decoder *decoder, const Photos *photos, size_t number, u
         turn(turned, header.orientation, shown.mirror, photos->size, out);
     }
     return is_made;
-}
-
-int decode_photos(Decoder *decoder, const Photos *photos) {
-    uint8_t *turned = malloc((size_t)photos->size[0] * (size_t)photos->size[1] * 3);
-    if (turned == NULL) {
-        return 0;
-    }
-    for (size_t number = 0; number < photos->count; number++) {
-        note_photo(photos, number);
-        photos->is_made[number] = (uint8_t)decode_photo(decoder, photos, number, turned);
-    }
-    free(turned);
-    return 1;
 }

@@ -3,8 +3,9 @@
    _header.c    reads a JPEG's header, as jpeg_header.py does
    _philox.c    draws a sample's random numbers, as sample_rng.py and NumPy do
    _crop.c      chooses what a crop shows, as decoders.py and jpeg.py do
-   _photos.c    decodes each photo of a chunk into its place
+   _photos.c    decodes one photo of a chunk into its place
    _crops.c     decodes several crops of one photo
+   _lanes.c     decodes the photos of a chunk, two at a time
 
    Every function returns 0 where it declines: in all unusual cases, and where Python would raise an error. The caller
    then decodes that photo in Python, which handles the case or reports what is wrong. */
@@ -111,6 +112,29 @@ typedef struct {
     uint8_t *out;           /* [count, height, width, 3] */
 } Group;
 
+/* The crops of a photo, and where they are decoded to. */
+typedef struct {
+    Header header;
+    View views[MAX_CROPS];
+    Shown shown[MAX_CROPS];
+    uint8_t *outs[MAX_CROPS];
+    size_t count;
+    uint8_t *turned;        /* memory for crops that are turned when they are decoded; NULL if they are upright */
+} Crops;
+
+static inline size_t crop_bytes(const Group *group) {
+    return 3 * (size_t)group->crop.size[0] * (size_t)group->crop.size[1];
+}
+
+/* Read the header and choose the crops. `close_crops` follows in any case. */
+int open_crops(
+    Crops *crops, const Photos *limits, const uint8_t *data, int64_t num_bytes, const Group *groups,
+    size_t num_groups, const double *draws
+);
+
+/* Turn the crops upright if they were made, and free what `open_crops` has allocated. */
+void close_crops(Crops *crops, const Group *groups, int is_made);
+
 /* Decode all crops in one pass. `limits` is as for `open_photo`; `draws` has NUM_DRAWS numbers for each random crop. */
 int decode_crops(
     Decoder *decoder, const Photos *limits, const uint8_t *data, int64_t num_bytes, const Group *groups,
@@ -120,6 +144,18 @@ int decode_crops(
 /* The crops of each photo of a chunk. `photos->out` is not used: the crops of photo i are written to the i-th part of the
    groups' `out`, [photos->count, count, height, width, 3]. Returns 0 if memory runs out. */
 int decode_crops_of_photos(Decoder *decoder, const Photos *photos, const Group *groups, size_t num_groups);
+
+/* Decode a photo into its place; return as `is_made`. `turned` has room for one result, if it has to be turned. */
+int decode_photo(Decoder *decoder, const Photos *photos, size_t number, uint8_t *turned);
+
+/* Say what a crop shows of its photo. */
+void tell_geometry(const Header *header, const Shown *shown, int64_t *geometry);
+
+/* Whether the row index has, or wants, an entry of the photo. */
+int has_entry(const Photos *photos, size_t number);
+
+/* Where a photo's file begins; NULL if it is left out. */
+const uint8_t *file_of(const Photos *photos, size_t number);
 
 /* Returns 0 if memory runs out. */
 int decode_photos(Decoder *decoder, const Photos *photos);

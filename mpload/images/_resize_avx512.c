@@ -1,5 +1,5 @@
-/* `resize_row` with AVX-512 instructions. One of them (of VBMI) picks any bytes of a window of 64. So the values of a row fill
-   all lanes: lane 3 * c + k is colour k of column c. To mix rows, AVX2 is as fast. */
+/* `resize_row` with AVX-512 instructions. One of them (of VBMI) picks any bytes of a window of 64. So the values of a row
+   fill all lanes: lane 3 * c + k is colour k of column c. To mix rows, AVX2 is as fast. */
 
 #include <stdlib.h>
 #include <string.h>

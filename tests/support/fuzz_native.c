@@ -3,7 +3,7 @@
    without the starts of rows, or several views or scales at once. Each file is also decoded as one of many photos. A file that
    can be rewritten as a baseline JPEG has the same pixels afterwards.
 
-       FILES="tests/support/fuzz_native.c mpload/images/_[cdhprs]*.c mpload/images/_together.c"
+       FILES="tests/support/fuzz_native.c mpload/images/_[cdhlprs]*.c mpload/images/_together.c"
    With libFuzzer, guided by coverage (best with a libjpeg-turbo that is built with the same flags, WITH_SIMD=0):
        clang -g -O1 -fsanitize=fuzzer,address,undefined $FILES -ljpeg -lm -o fuzz
        ./fuzz -max_len=20000 NEW_CORPUS SEEDS
