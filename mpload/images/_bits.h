@@ -19,7 +19,7 @@
 enum {
     FILLED_BITS = 56,           /* minimum in the window after `fill` */
     PAIRS_A_FILL = FILLED_BITS / PAIR_BITS,     /* 5 */
-    UNDEFINED_CODE = 1 << 30    /* the value of `missing` after such a code: more than a window ever holds */
+    UNDEFINED_CODE = 1 << 30    /* `missing` after such a code, and at most: more than a window ever holds */
 };
 
 /* From a place to the index in a block, which is stored row by row. In damaged files a run may lead up to 15 places

@@ -114,6 +114,7 @@ typedef struct {
     Decoder *decoders[NUM_SCALES];      /* of the scales that the views need */
     int denominators[NUM_SCALES];
     int count;
+    int is_ours;                        /* whether mpload decodes the Huffman codes */
     int strip_rows;                     /* height of a row of MCUs at full size */
     int num_rows;                       /* height of the photo */
     int next_row;                       /* first row of the strip that is shown next */
@@ -142,7 +143,7 @@ int decode_together(
     Decoder *decoder, const uint8_t *data, size_t num_bytes, const View *views, uint8_t *const *outs, size_t count);
 
 /* `decode_together` in steps. Begin; then show one strip after the other, each a row of MCUs, until `is_shown`. If
-   `strands`, rows of MCUs may be decoded before their strips are shown; see _huffman.h. A step that returns 0 has stopped
+   `strands`, rows of MCUs may be decoded before their strips are shown, if `is_ours`; see _huffman.h. A step that returns 0 has stopped
    the work, as `stop_together` does. */
 int begin_together(
     Together *work, Decoder *decoder, int strands, const uint8_t *data, size_t num_bytes, const View *views,

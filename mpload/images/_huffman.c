@@ -38,7 +38,7 @@ void fill_by_bytes(BitReader *bits) {
         } else if (bits->end - next >= 2 && next[1] == 0) {
             byte = 0xFF;
             bits->next += 2;
-        } else {
+        } else if (bits->missing < UNDEFINED_CODE) {
             bits->missing += 8;
         }
         bits->window |= (uint64_t)byte << (FILLED_BITS - bits->count);

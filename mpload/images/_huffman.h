@@ -88,8 +88,8 @@ typedef struct {
 typedef struct {
     uint64_t window;            /* the next bits; the first is the most significant */
     int count;                  /* number of bits in the window */
-    int missing;                /* number of those, at their end, that the data does not have. It only grows, so
-                                   count < missing means that a missing bit was used */
+    int missing;                /* number of those, at their end, that the data does not have. It only grows, up to
+                                   UNDEFINED_CODE, so count < missing means that a missing bit was used */
     const uint8_t *next, *end;  /* bytes that are not in the window yet */
 } BitReader;
 
@@ -133,7 +133,7 @@ typedef struct Huffman {
 } Huffman;
 
 /* A run of MCUs that is being decoded, or skipped, and may be left in the middle of a block. A run ends where the row
-   ends, or where columns that are shown begin or end. All rows above the first that is shown are one run. */
+   ends, or where columns that are shown begin or end. */
 typedef struct {
     Huffman *huffman;
     BitReader bits;

@@ -97,19 +97,16 @@ int has_strands(const Huffman *huffman) {
     return needs_all;
 }
 
-/* The MCUs of the next run: all rows above the first that is kept, or the columns left of those that are shown, those
-   that are, or the columns right of them. */
+/* The MCUs of the next run: the rest of a row above the first that is kept, or the columns left of those that are shown,
+   those that are, or the columns right of them. */
 static unsigned next_run(const Huffman *huffman, int *is_skipped) {
     unsigned column = huffman->column, first = huffman->first_shown, end = huffman->end_shown;
-    *is_skipped = 1;
-    if (huffman->row < huffman->first_recent) {
-        return (huffman->first_recent - huffman->row) * huffman->num_columns - column;
+    int is_above = huffman->row < huffman->first_recent;
+    *is_skipped = is_above || column < first || column >= end;
+    if (!is_above && column < end) {
+        return (column < first ? first : end) - column;
     }
-    if (column < first) {
-        return first - column;
-    }
-    *is_skipped = column >= end;
-    return (*is_skipped ? huffman->num_columns : end) - column;
+    return huffman->num_columns - column;
 }
 
 void begin_run(Strand *strand, Huffman *huffman) {

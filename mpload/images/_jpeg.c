@@ -303,7 +303,7 @@ PyDoc_STRVAR(decode_many_doc,
 "entries, entry_bounds: entries of the row index, side by side, and int64 [n, 2], the start and length of each photo's:\n"
 "a length of 0 if one is to be made, -1 to decode without; None, None without a row index.\n"
 "is_made: uint8 [n], set to 1 for photos that were decoded, to 2 if their entry was wrong, and to 0 for all others.\n"
-"next: int64 [1], which always holds `first` plus the number of the photo that is next; or None.\n"
+"next: int64 [1], which always holds `first` plus the number of a photo that is decoded now or next; or None.\n"
 "geometries: int64 [n, 13], set for photos that were decoded, as mpload.images.many says; or None.");
 
 static PyObject *decode_many(PyObject *module, PyObject *args) {

@@ -45,35 +45,46 @@ static int open_in_lane(Lane *lane, const Call *call) {
         call->draws);
 }
 
-static int begin_strands(Lane *lane, const uint8_t *data, size_t num_bytes) {
+/* Show the strips that need none but the first `num_decoded` rows of MCUs. To show one, libjpeg-turbo may need the row of
+   MCUs below it too. Returns 0 if something is wrong. */
+static int show_strips(Together *work, int num_decoded) {
+    int is_right = 1, num_needed = num_strips(work);
+    while (is_right && !is_shown(work)
+           && (num_decoded >= num_needed || work->next_row + work->strip_rows < num_decoded * work->strip_rows)) {
+        is_right = show_strip(work);
+    }
+    return is_right;
+}
+
+/* Begin to decode a photo. Then the lane is busy; or the photo has been decoded at once, as if libjpeg-turbo decodes its
+   Huffman codes, and the result is 1. It is 0 if the photo cannot be decoded in this way. */
+static int begin_photo(Lane *lane, const Call *call) {
+    const Photos *photos = call->photos;
     const Crops *crops = lane->crops;
-    if (!begin_together(&lane->work, lane->decoder, 1, data, num_bytes, crops->views, crops->outs, crops->count)) {
+    size_t number = lane->number, num_bytes = (size_t)photos->lengths[number];
+    if (has_entry(photos, number) || !open_in_lane(lane, call) || crops->header.has_restarts
+        || !begin_together(
+            &lane->work, lane->decoder, 1, file_of(photos, number), num_bytes, crops->views, crops->outs,
+            crops->count)) {
         return 0;
+    }
+    if (photos->geometries != NULL) {
+        tell_geometry(&crops->header, &crops->shown[0], photos->geometries + number * NUM_GEOMETRY);
+    }
+    if (!lane->work.is_ours) {
+        return show_strips(&lane->work, MAX_SIDE);
     }
     if (!has_strands(lane->decoder->huffman)) {
         stop_together(&lane->work);
         return 0;
     }
     begin_run(&lane->strand, lane->decoder->huffman);
+    lane->is_busy = 1;
     return 1;
 }
 
-/* Begin to decode a photo in turn with the other one. Returns 0 if that is impossible. */
-static int begin_in_lane(Lane *lane, const Call *call) {
-    const Photos *photos = call->photos;
-    size_t number = lane->number;
-    if (has_entry(photos, number) || !open_in_lane(lane, call) || lane->crops->header.has_restarts
-        || !begin_strands(lane, file_of(photos, number), (size_t)photos->lengths[number])) {
-        return 0;
-    }
-    if (photos->geometries != NULL) {
-        tell_geometry(&lane->crops->header, &lane->crops->shown[0], photos->geometries + number * NUM_GEOMETRY);
-    }
-    return 1;
-}
-
-/* Decode a photo that cannot be decoded in turn with others. */
-static int decode_at_once(Lane *lane, const Call *call) {
+/* Decode a photo in another way. */
+static int decode_alone(Lane *lane, const Call *call) {
     Crops *crops = lane->crops;
     close_crops(crops, lane->groups, 0);
     if (call->turned != NULL) {
@@ -90,32 +101,23 @@ static void end_photo(Lane *lane, const Call *call, int is_made) {
     lane->is_busy = 0;
 }
 
-/* Begin photos until one is in work. Those that cannot be decoded in turn with others are decoded at once. */
+/* Begin photos until one is in work. */
 static void fill_lane(Lane *lane, Call *call) {
     while (!lane->is_busy && call->next < call->photos->count) {
         lane->number = call->next++;
         lane->crops->turned = NULL;
         note_photo(call->photos, lane->number);
-        if (file_of(call->photos, lane->number) == NULL) {
-            end_photo(lane, call, 0);
-        } else if (!(lane->is_busy = begin_in_lane(lane, call))) {
-            end_photo(lane, call, decode_at_once(lane, call));
+        int is_made = 0;
+        if (file_of(call->photos, lane->number) != NULL) {
+            is_made = begin_photo(lane, call) ? 1 : decode_alone(lane, call);
+        }
+        if (!lane->is_busy) {
+            end_photo(lane, call, is_made);
         }
     }
 }
 
-/* Show the strips that are complete. To show one, libjpeg-turbo may need the row of MCUs below it too. Returns 0 if
-   something is wrong. */
-static int show_strips(Together *work, int num_decoded) {
-    int is_right = 1, num_needed = num_strips(work);
-    while (is_right && !is_shown(work)
-           && (num_decoded >= num_needed || work->next_row + work->strip_rows < num_decoded * work->strip_rows)) {
-        is_right = show_strip(work);
-    }
-    return is_right;
-}
-
-/* Go on after a run. If the photo is damaged, libjpeg-turbo judges that. */
+/* Go on after a run. If a photo with one crop is damaged, libjpeg-turbo judges that. */
 static void end_run_of(Lane *lane, const Call *call) {
     note_photo(call->photos, lane->number);
     Huffman *huffman = lane->decoder->huffman;
@@ -126,7 +128,7 @@ static void end_run_of(Lane *lane, const Call *call) {
         is_right = show_strips(&lane->work, (int)huffman->row);
     }
     if (!is_right) {
-        end_photo(lane, call, call->turned != NULL && decode_at_once(lane, call));
+        end_photo(lane, call, call->turned != NULL ? decode_alone(lane, call) : 0);
     } else if (is_shown(&lane->work)) {
         end_photo(lane, call, 1);
     } else {

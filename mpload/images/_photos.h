@@ -88,7 +88,7 @@ typedef struct {
     uint8_t *is_made;               /* [count] 1 if the photo was decoded; 2 if its entry proved to be of another photo;
                                        0 if it was declined or left out */
     int64_t *geometries;            /* [count][NUM_GEOMETRY] set for each photo that was decoded; NULL if not asked for */
-    int64_t *next;                  /* if not NULL: always the number of the photo that is decoded next or now */
+    int64_t *next;                  /* if not NULL: always the number of a photo that is decoded next or now */
     int64_t first;                  /* number of the first photo */
 } Photos;
 

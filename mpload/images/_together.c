@@ -117,7 +117,7 @@ static void open_scales(
 }
 
 /* `strands`: whether rows are decoded by strands, which put coefficients where several scales share them. */
-static void take_over_scales(const Together *scales, int strands) {
+static void take_over_scales(Together *scales, int strands) {
     Huffman *huffman = scales->decoders[0]->huffman;
     int first_row = MAX_SIDE;
     for (int number = 0; number < scales->count; number++) {
@@ -126,10 +126,10 @@ static void take_over_scales(const Together *scales, int strands) {
     for (int number = 0; number < scales->count; number++) {
         Decoder *scale = scales->decoders[number];
         JDIMENSION left = scale->first_column, right = scale->end_column;
-        int is_ours = scales->count == 1 && !strands
+        scales->is_ours = scales->count == 1 && !strands
             ? take_over(huffman, &scale->info, left, right)
             : take_over_shared(huffman, &scale->reader, number == 0, &scale->info, left, right, first_row);
-        if (!is_ours) {
+        if (!scales->is_ours && (scales->count > 1 || !strands)) {
             decline(scale, "libjpeg-turbo decodes its Huffman codes");
         }
     }
@@ -159,7 +159,7 @@ int begin_together(
     open_scales(work, data, num_bytes, views, outs, count);
     take_over_scales(work, strands);
     const struct jpeg_decompress_struct *info = &decoder->info;
-    work->strip_rows = DCTSIZE * info->max_v_samp_factor;
+    work->strip_rows = DCTSIZE * (info->comps_in_scan > 1 ? info->max_v_samp_factor : 1);
     work->num_rows = (int)info->image_height;
     work->next_row = 0;
     return 1;

@@ -41,7 +41,7 @@ class EncodedSamples:
     first: int
     """Position of the first sample in its batch: sample `i` is number `first + i`."""
     at: "memoryview[int] | None"
-    """One int64, to which the number of the sample that is next is written before each sample; None for nowhere."""
+    """One int64, which always holds the number of a sample that is decoded now or next; None if nobody asks."""
     entries: Sequence[bytes | None] | None = None
     """The samples' entries of the row index: an empty one if it is to be made, which declines the sample, and None to
     decode without one. None if there is no row index."""

@@ -134,6 +134,21 @@ def test_truncated_photos_are_declined(name: str, jpegs: dict[str, bytes]) -> No
     assert compare(CROPS[name], files) == files.keys()
 
 
+def segment(marker: int, body: bytes) -> bytes:
+    return bytes([0xFF, marker, *(len(body) + 2).to_bytes(2, "big")]) + body
+
+
+def test_photos_without_a_scan_are_declined_however_many_bits_they_lack() -> None:
+    """Each block uses 1,984 missing bits, which are 2³¹ after a part of the rows."""
+    codes, size = bytes(15) + b"\x01" + b"\x0f", bytes([8, *(65500).to_bytes(2, "big"), *(1000).to_bytes(2, "big")])
+    data = b"\xff\xd8" + segment(0xDB, bytes(1) + bytes([1] * 64))
+    data += segment(0xC0, size + bytes([3, 1, 0x11, 0, 2, 0x11, 0, 3, 0x11, 0]))
+    data += segment(0xC4, b"\x00" + codes) + segment(0xC4, b"\x10" + codes)
+    data += segment(0xDA, bytes([3, 1, 0, 2, 0, 3, 0, 0, 63, 0])) + b"\xff\xd9" + bytes(520)
+    is_made, _ = decoded(CROPS["centre"], packed([data] * 3))  # the tables are made for the second one
+    assert is_made.tolist() == [0, 0, 0]
+
+
 @pytest.mark.parametrize(
     "limits",
     [
