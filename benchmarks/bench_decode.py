@@ -15,9 +15,9 @@ of all rounds, and the median over whole rounds. Ratios are computed from the be
   `_antialias`: with antialias=True; `_rows`: from the second epoch on with `row_index=True`.
 - mpload_libjpeg_huffman, mpload_without_avx2: as mpload_native, in processes of their own, in which libjpeg-turbo
   decodes the Huffman codes (MPLOAD_LIBJPEG_HUFFMAN=1), or rows are resized with SSE2 (MPLOAD_SIMD=sse2); `_antialias`
-  as above. They show what mpload's Huffman decoder and AVX2 gain.
-- limit: the C code of the native decoder in a loop in C, over the same files and crops, without Python (its own
-  process).
+  as above. They show what mpload's Huffman decoder, and AVX2 or AVX-512, gain.
+- limit: the C code of the native decoder in a loop in C, over the same files and crops, one after the other, without
+  Python (its own process). mpload decodes two at a time, so it may be faster.
 
 With --short-side, the photographs are made smaller first, as `mpload pack` does, and take about 30 KB.
 

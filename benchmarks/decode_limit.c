@@ -1,4 +1,4 @@
-/* Decode a list of views in C alone, one after the other, to measure the cost of mpload's decoder without any code around it.
+/* Decode a list of views in C alone, one after the other, to measure mpload's decoder without any code around it.
 
    Usage: decode_limit VIEWS. Each line of the file VIEWS describes one view: the native decoder's numbers in its order,
    the height and width of the result, and the path of a file, up to the end of the line. For each line "first last" on
