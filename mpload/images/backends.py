@@ -143,8 +143,8 @@ HOW_TO_BUILD = (
 @cache  # Python shows warnings again whenever any library changes the filters
 def _warn_of_slow_decoding() -> None:
     warnings.warn(
-        "JPEGs are decoded by simplejpeg, as mpload was installed without its native decoder: a crop takes 2.0 to 2.1 "
-        "times as long, 4.4 to 4.9 times as long with antialias=True. "  # benchmarks/records/decode.jsonl
+        "JPEGs are decoded by simplejpeg, as mpload was installed without its native decoder: a crop takes 2.2 to 2.3 "
+        "times as long, 4.5 to 4.9 times as long with antialias=True. "  # benchmarks/records/decode.jsonl
         f"{HOW_TO_BUILD}, or set backend='simplejpeg' to hide this warning",
         MploadWarning,
         stacklevel=5,  # the line that constructs a decoder
