@@ -350,7 +350,12 @@ def compare(num_samples: int, num_rounds: int, *, is_recorded: bool) -> None:
         rates, cpu_us = zip(*turns, strict=True)
         print(f"{kind:36} {statistics.median(rates):7,.0f} images/s {statistics.median(cpu_us):7.1f} us CPU an image")
         if is_recorded:
-            case = {"contestant": kind, "num_samples": num_samples, "request_samples": REQUEST_SAMPLES}
+            case = {
+                "contestant": kind,
+                "num_samples": num_samples,
+                "request_samples": REQUEST_SAMPLES,
+                "openssl": ssl.OPENSSL_VERSION,
+            }
             figures = {
                 "samples_per_second": [round(each) for each in rates],
                 "cpu_us_per_sample": [round(each, 1) for each in cpu_us],
