@@ -32,7 +32,7 @@ def extension(name: str, *, beside: tuple[str, ...] = (), libraries: tuple[str, 
 setup(
     ext_modules=[
         extension("images._jpeg", beside=JPEG_FILES, libraries=("jpeg", "m")),
-        extension("images._masks", beside=("_mask_png", "_mask_nearest"), libraries=("deflate",)),
+        extension("images._masks", beside=("_mask_png", "_mask_nearest", "_mask_avx512"), libraries=("deflate",)),
         extension("images._transcode", beside=("_coefficients",), libraries=("jpeg",)),
         extension("samples._objects", beside=("_scan", "_clip"), libraries=("m",)),
         extension("storage._files", beside=("_read_many",)),

@@ -15,11 +15,14 @@ static uint32_t load(const uint8_t *bytes) {
 }
 
 Mask *new_mask(void) {
-    Mask *mask = calloc(1, sizeof *mask);
-    if (mask != NULL && (mask->inflater = libdeflate_alloc_decompressor()) == NULL) {
+    Mask *mask = malloc(sizeof *mask);
+    if (mask == NULL || (mask->inflater = libdeflate_alloc_decompressor()) == NULL) {
         free(mask);
-        mask = NULL;
+        return NULL;
     }
+    mask->compressed = mask->rows = NULL;
+    mask->compressed_held = mask->rows_held = 0;
+    mask->has_avx512 = has_avx512();
     return mask;
 }
 
@@ -159,7 +162,7 @@ int decode_png(Mask *mask, const MaskLimits *limits, const uint8_t *data, size_t
         return 0;
     }
     size_t rows_bytes = mask->row_bytes * (size_t)mask->height;
-    if (!reserve(&mask->rows, &mask->rows_held, rows_bytes)
+    if (!reserve(&mask->rows, &mask->rows_held, rows_bytes + WINDOW_BYTES)
         || libdeflate_zlib_decompress_ex(
                mask->inflater, mask->compressed, joined, mask->rows, rows_bytes, &used, &made) != LIBDEFLATE_SUCCESS
         || used != joined || made != rows_bytes) {

@@ -22,27 +22,25 @@ typedef struct {
     int64_t *next, first;
 } Masks;
 
-static int decode_one(Mask *mask, const Masks *masks, Py_ssize_t number, int32_t *places) {
+static int decode_one(Mask *mask, const Masks *masks, Py_ssize_t number) {
     int64_t start = masks->starts[number], num_bytes = masks->lengths[number];
     size_t out_bytes = (size_t)masks->height * (size_t)masks->width * (size_t)masks->item_bytes;
     return start >= 0 && num_bytes > 0 && start <= masks->area_bytes && num_bytes <= masks->area_bytes - start
         && decode_png(mask, &masks->limits, masks->area + start, (size_t)num_bytes) && mask->bits <= masks->max_bits
         && show_mask(
-               mask, masks->geometries + number * NUM_GEOMETRY, masks->height, masks->width, masks->item_bytes, places,
+               mask, masks->geometries + number * NUM_GEOMETRY, masks->height, masks->width, masks->item_bytes,
                masks->out + (size_t)number * out_bytes);
 }
 
 /* Declines all masks if memory runs out. */
 static void decode_all(const Masks *masks) {
     Mask *mask = new_mask();
-    int32_t *places = malloc((size_t)masks->width * sizeof *places);
     for (Py_ssize_t number = 0; number < masks->count; number++) {
         if (masks->next != NULL) {
             __atomic_store_n(masks->next, masks->first + number, __ATOMIC_RELAXED);
         }
-        masks->is_made[number] = mask != NULL && places != NULL && decode_one(mask, masks, number, places);
+        masks->is_made[number] = mask != NULL && decode_one(mask, masks, number);
     }
-    free(places);
     if (mask != NULL) {
         free_mask(mask);
     }

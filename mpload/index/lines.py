@@ -119,12 +119,13 @@ class Lines:
 
     def spans(self, column: int) -> Spans:
         """Return what the cells of a column name, if its type is `path` or `span`; `record` must parse all others."""
-        found = np.full((len(self), 4), -1, np.int64)
         cells, kind = self.cells[:, column], self.header.columns[column].type
         if kind is ColumnType.PATH:
-            found[:, 0] = 0
-            found[:, 2:] = np.where(cells[:, :1] < cells[:, 1:], cells, -1)
-        elif kind is ColumnType.SPAN and NATIVE is not None:
+            offsets, lengths = np.zeros((2, len(self)), np.int64)
+            lengths -= 1
+            return Spans(offsets=offsets, lengths=lengths, paths=np.where(cells[:, :1] < cells[:, 1:], cells, -1))
+        found = np.full((len(self), 4), -1, np.int64)
+        if kind is ColumnType.SPAN and NATIVE is not None:
             NATIVE.spans(self.data, np.ascontiguousarray(cells), found)
         return Spans(offsets=found[:, 0], lengths=found[:, 1], paths=found[:, 2:])
 

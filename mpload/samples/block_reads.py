@@ -68,9 +68,9 @@ class BlockReads:
             The sample_ids of each block to free once these samples are made.
         """
         pipeline = self._pipeline
-        if not isinstance(pipeline.opened_storage, PageStorage):
-            return []
         if not pipeline.ahead.was_active and pipeline.page_cache != PageCache.DROP:
+            return []
+        if not isinstance(pipeline.opened_storage, PageStorage):  # takes long to find out
             return []
         order = self._batching.order_of(seed=number.seed, epoch=number.epoch)
         if number.substitute >= 0 or not isinstance(order, _BlockOrder):

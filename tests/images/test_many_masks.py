@@ -1,5 +1,6 @@
 """Masks that are decoded with one call have the values that each gets alone; all others are declined."""
 
+import math
 import random
 import struct
 import zlib
@@ -40,7 +41,10 @@ def decoded(
     decode = many_masks.many_masks(mask)
     assert decode is not None
     lengths = np.array([len(data) for data in files], np.int64)
-    out = np.full((len(files), *geometries[0].output_size), 77, mask.dtype)
+    shape = len(files), *geometries[0].output_size
+    memory = np.full(math.prod(shape) * np.dtype(mask.dtype).itemsize + 64, 77, np.uint8)
+    at_line = -memory.ctypes.data % 64  # arrays of slots begin at a cache line
+    out = np.ndarray(shape, mask.dtype, memory, at_line)
     samples = EncodedSamples(
         data=np.frombuffer(b"".join(files), np.uint8),
         starts=np.cumsum(lengths) - lengths,
@@ -77,6 +81,17 @@ def test_a_plain_png_is_decoded_as_mask_decodes_it(
     assert is_made == (bits <= np.iinfo(dtype).bits - (dtype[0] == "i"))
     if is_made:
         np.testing.assert_array_equal(found, mask(data, geometry))
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int64"])
+@pytest.mark.parametrize("side", [130, 161, 200, 300, 700])
+def test_masks_may_be_shrunk_to_any_part_of_their_size(side: int, dtype: str) -> None:
+    values = np.random.default_rng(side).integers(0, 256, (side, side))
+    data, crop, mask = png(values, 8, 0), ResizeCenterCrop(40, resize=40), Mask(dtype=dtype)
+    geometry = drawn(crop, side, side, 0)
+    (is_made,), (found,) = decoded(mask, [data], [geometry])
+    assert is_made
+    np.testing.assert_array_equal(found, mask(data, geometry))
 
 
 @given(st.integers(1, 60), st.integers(1, 60), st.integers(1, 60), st.integers(1, 60))

@@ -143,7 +143,8 @@ def test_decoded_rows_are_never_aligned(tmp_path: Path) -> None:
 def test_no_damaged_mask_or_list_of_boxes_makes_native_code_access_foreign_memory(tmp_path: Path) -> None:
     if not has_deflate():
         pytest.skip("libdeflate's headers are missing (apt install libdeflate-dev)")
-    parts = ("images/_mask_png.c", "images/_mask_nearest.c", "samples/_scan.c", "samples/_clip.c")
+    masks = (f"images/_mask_{part}.c" for part in ("png", "nearest", "avx512"))
+    parts = (*masks, "samples/_scan.c", "samples/_clip.c")
     sources = [PROJECT / "tests" / "support" / "fuzz_values.c", *(PROJECT / "mpload" / part for part in parts)]
     compile_with_sanitizers(tmp_path / "fuzz", sources, "-ldeflate")
     files = {name: data for name, (data, _) in value_files(20, 30).items() if name.startswith("png")}
