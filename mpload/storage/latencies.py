@@ -2,6 +2,8 @@
 
 from math import frexp
 
+import numpy as np
+
 __all__ = ["Latencies"]
 
 _SHORT_QUANTILE, _USUAL_QUANTILE, _LONG_QUANTILE = 0.05, 0.5, 0.95
@@ -12,7 +14,7 @@ _LEAST_LATE_NS = 5_000_000
 """A busy machine may itself delay an answer by some milliseconds."""
 _NUM_KEPT = 1024
 _NUM_NEEDED = 64
-_NUM_BETWEEN = 32
+_NUM_BETWEEN = 64
 _WEIGHT = 1 / 64
 _NUM_BUCKETS = 64 * 8
 
@@ -69,11 +71,10 @@ class Latencies:
 class _Histogram:
     """A histogram whose buckets have widths of about 9 %, and the time after which a request is late."""
 
-    __slots__ = ("_counts", "_num_added", "_total", "late_ns", "short_ns")
+    __slots__ = ("_counts", "_num_added", "late_ns", "short_ns")
 
     def __init__(self) -> None:
-        self._counts = [0.0] * _NUM_BUCKETS
-        self._total = 0.0
+        self._counts = np.zeros(_NUM_BUCKETS)
         self._num_added = 0
         self.late_ns: int | None = None
         self.short_ns = 0
@@ -81,24 +82,21 @@ class _Histogram:
     def add(self, num_ns: int) -> None:
         fraction, exponent = frexp(max(1, num_ns))  # fraction in [0.5, 1)
         self._counts[exponent * 8 + int(fraction * 16) - 8] += 1
-        self._total += 1
         self._num_added += 1
         if self._num_added < _NUM_NEEDED or self._num_added % _NUM_BETWEEN:
             return
-        self.short_ns = self._quantile_ns(_SHORT_QUANTILE)
-        usual_ns, long_ns = self._quantile_ns(_USUAL_QUANTILE), self._quantile_ns(_LONG_QUANTILE)
+        self.short_ns, usual_ns, long_ns = self._quantiles_ns(_SHORT_QUANTILE, _USUAL_QUANTILE, _LONG_QUANTILE)
         late_ns = long_ns + max(_LATE_SPREADS * (long_ns - usual_ns), round(_LEAST_LATE_SHARE * long_ns))
         self.late_ns = max(_LEAST_LATE_NS, late_ns)
-        if self._total >= _NUM_KEPT:
-            self._counts = [count / 2 for count in self._counts]
-            self._total /= 2
+        if self._counts.sum() >= _NUM_KEPT:
+            self._counts /= 2
 
-    def _quantile_ns(self, share: float) -> int:
-        """Return the upper end of the bucket that holds a quantile."""
-        left = self._total * (1 - share)
-        for bucket in reversed(range(_NUM_BUCKETS)):
-            left -= self._counts[bucket]
-            if left < 0:
-                exponent, eighth = divmod(bucket, 8)
-                return (9 + eighth << exponent) // 16
-        return 0
+    def _quantiles_ns(self, *shares: float) -> list[int]:
+        """Return the upper end of the bucket that holds each quantile."""
+        num_longer = self._counts[::-1].cumsum()
+        places = num_longer.searchsorted([num_longer[-1] * (1 - share) for share in shares], side="right")
+        found = []
+        for bucket in (_NUM_BUCKETS - 1 - places).tolist():
+            exponent, eighth = divmod(bucket, 8)
+            found.append((9 + eighth << exponent) // 16)
+        return found

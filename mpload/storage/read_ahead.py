@@ -326,8 +326,8 @@ class ReadAhead:
         num_wanted = self._depths.num_threads + len(self._extra)
         if self._hedging is not None:
             num_wanted += len(self._hedging.running)  # threads that wait for an answer which another one has got
+            self._threads.limit(num_wanted * 3 // 2)  # on a busy machine a few more are in time
             if self._threads.num_started and not self._threads.num_waiting:
-                self._threads.keep(num_wanted * 3 // 2)  # a busy machine soon needs a few more again
                 return True
         if self._threads.start(num_wanted):
             return True

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 __all__ = ["ReadThreads"]
 
 _THREAD_NAME = "mpload-ahead"
-_SPARE_IDLE = 4
+_IDLE_SECONDS = 10.0
 _Job = Callable[[], object]
 
 
@@ -18,35 +18,52 @@ _Job = Callable[[], object]
 class _Shared:
     """What the threads and their owner share."""
 
+    idle_seconds: float
     changing: threading.Lock = field(default_factory=threading.Lock)
     """Held while anything below changes."""
     jobs: deque[_Job] = field(default_factory=deque)
     idle: list[threading.Lock] = field(default_factory=list)
     """A lock for each thread without a job. Releasing it wakes the thread."""
     num_running: int = 0
-    num_wanted: int = 0
+    max_busy: int = 0
+    is_waking: bool = False
+    """Whether a thread is being woken, which will wake the next one if there is a job for that too."""
     is_ended: bool = False
+
+    @property
+    def num_busy(self) -> int:
+        return self.num_running - len(self.idle)
+
+    def next_to_wake(self) -> "threading.Lock | None":
+        """Return what wakes an idle thread, if there is a job for one and none is being woken."""
+        if self.is_waking or not self.jobs or not self.idle or self.num_busy >= self.max_busy:
+            return None
+        self.is_waking = True
+        return self.idle.pop()
 
 
 class ReadThreads:
     """Threads that run jobs. Results and exceptions are discarded.
 
     The thread that became idle last gets the next job, since its stack and its part of the heap are still in the
-    processor's caches. Threads that are not needed any more end.
+    processor's caches. The owner wakes one thread only, and each thread wakes the next: the owner may hold the
+    interpreter's lock for a while, and all that it wakes would wait for that. A thread that has had no job for a time
+    ends, but not at once, since the owner has to wait when one starts.
 
     The threads also end when this object is garbage-collected, or on `end`; jobs that have not begun are then dropped.
     They are daemons, so that a hanging read cannot prevent the interpreter from exiting.
 
     Args:
         max_threads: maximum number of threads.
+        idle_seconds: time without a job after which a thread ends.
 
     Memory: a stack for each thread.
     Process: threads do not survive in a forked child. Call `forget` there, and make another object.
     """
 
-    def __init__(self, *, max_threads: int) -> None:
+    def __init__(self, *, max_threads: int, idle_seconds: float = _IDLE_SECONDS) -> None:
         self._max_threads = max_threads
-        self._shared = _Shared()
+        self._shared = _Shared(idle_seconds=idle_seconds)
         self._end = weakref.finalize(self, _end, self._shared)
 
     def put(self, job: _Job, *, place: int | None = None) -> None:
@@ -54,15 +71,16 @@ class ReadThreads:
         shared = self._shared
         with shared.changing:
             shared.jobs.insert(len(shared.jobs) if place is None else place, job)
-            woken = shared.idle.pop() if shared.idle else None
+            woken = shared.next_to_wake()
         if woken is not None:
             woken.release()
 
     def start(self, num_threads: int) -> bool:
         """Start another thread unless there are so many. Return False if the system refuses it."""
-        self.keep(num_threads)
         shared = self._shared
-        if shared.num_running >= shared.num_wanted:
+        num_threads = min(num_threads, self._max_threads)
+        shared.max_busy = max(shared.max_busy, num_threads)
+        if shared.num_running >= num_threads:
             return True
         with shared.changing:
             shared.num_running += 1
@@ -74,9 +92,9 @@ class ReadThreads:
             return False
         return True
 
-    def keep(self, num_threads: int) -> None:
-        """Let threads beyond so many end when they have nothing to do, though a few idle ones stay."""
-        self._shared.num_wanted = min(num_threads, self._max_threads)
+    def limit(self, num_threads: int) -> None:
+        """From now on, let only so many threads begin jobs, until `start` names more."""
+        self._shared.max_busy = num_threads
 
     @property
     def num_started(self) -> int:
@@ -101,25 +119,34 @@ def _serve(shared: _Shared) -> None:
     """Run jobs until the end: the loop of each thread. It holds no reference to the `ReadThreads` it belongs to."""
     mine = threading.Lock()
     mine.acquire()
+    is_woken = False
     while True:
         job: _Job | None = None
+        woken: threading.Lock | None = None
         with shared.changing:
-            if shared.jobs:
+            if is_woken:
+                shared.is_waking = is_woken = False
+            if shared.jobs and shared.num_busy <= shared.max_busy:  # this thread is one of them
                 job = shared.jobs.popleft()
-            elif shared.is_ended or _has_spare(shared):
+                woken = shared.next_to_wake()
+            elif shared.is_ended:
                 shared.num_running -= 1
                 return
             else:
                 shared.idle.append(mine)
+        if woken is not None:
+            woken.release()
         if job is not None:
             with suppress(BaseException):  # a panic of obstore's is no Exception
                 job()
         elif not shared.is_ended:
-            mine.acquire()
-
-
-def _has_spare(shared: _Shared) -> bool:
-    return len(shared.idle) >= _SPARE_IDLE and shared.num_running > shared.num_wanted
+            is_woken = True
+            if not mine.acquire(timeout=shared.idle_seconds):
+                with shared.changing, suppress(ValueError):
+                    shared.idle.remove(mine)
+                    shared.num_running -= 1
+                    return
+                mine.acquire()  # it is being woken
 
 
 def _end(shared: _Shared) -> None:

@@ -41,7 +41,7 @@ def test_each_job_runs_once_while_threads_come_and_go(threads: ReadThreads) -> N
     done: list[int] = []
     for number in range(3000):
         threads.start(1 + number % 16)
-        threads.keep(1 + number % 3)
+        threads.limit(1 + number % 3)
         threads.put(lambda number=number: done.append(number))  # type: ignore[misc]
         if not number % 100:
             time.sleep(0.001)  # so that threads become idle
@@ -60,13 +60,39 @@ def test_one_thread_runs_the_jobs_in_order_also_after_one_that_fails(threads: Re
     assert done == list(range(100))
 
 
-def test_threads_that_are_not_needed_any_more_end(threads: ReadThreads) -> None:
-    end = make_busy(threads, 32)
-    assert threads.num_started == 32
-    threads.keep(2)
+def test_threads_that_have_had_no_job_for_a_time_end() -> None:
+    threads = ReadThreads(max_threads=32, idle_seconds=0.2)
+    for _ in range(2):  # new ones are started when they are needed again
+        make_busy(threads, 32).set()
+        assert threads.num_started == 32
+        assert wait_until(lambda: threads.num_started == 0, 30)
+
+
+def test_threads_that_are_idle_for_a_moment_are_not_started_again(threads: ReadThreads) -> None:
+    make_busy(threads, 32).set()
+    before = set(threading.enumerate())
+    for _ in range(20):
+        time.sleep(0.01)
+        threads.limit(2)
+        make_busy(threads, 32).set()
+    assert set(threading.enumerate()) <= before
+
+
+def test_no_more_threads_begin_jobs_than_the_limit_allows(threads: ReadThreads) -> None:
+    make_busy(threads, 8).set()
+    threads.limit(3)
+    end, begun = threading.Event(), threading.Semaphore(0)
+    for _ in range(8):
+        threads.put(lambda: (begun.release(), end.wait(30)))
+    for _ in range(3):
+        assert begun.acquire(timeout=30)
+    assert not begun.acquire(timeout=0.3)
+    assert threads.num_waiting == 5
+    threads.limit(5)
+    threads.put(lambda: None)  # wakes one thread more
+    assert begun.acquire(timeout=30)
     end.set()
-    assert wait_until(lambda: threads.num_started < 8, 30)
-    make_busy(threads, 16).set()  # new ones are started when they are needed again
+    assert wait_until(lambda: not threads.num_waiting, 30)
 
 
 def test_the_thread_that_became_idle_last_gets_the_next_job(threads: ReadThreads) -> None:
