@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 __all__ = ["ReadThreads"]
 
 _THREAD_NAME = "mpload-ahead"
-_IDLE_SECONDS = 10.0
+_IDLE_SECONDS = 2.0
 _Job = Callable[[], object]
 
 

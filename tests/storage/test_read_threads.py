@@ -82,8 +82,13 @@ def test_no_more_threads_begin_jobs_than_the_limit_allows(threads: ReadThreads) 
     make_busy(threads, 8).set()
     threads.limit(3)
     end, begun = threading.Event(), threading.Semaphore(0)
+
+    def occupy() -> None:
+        begun.release()
+        end.wait(30)
+
     for _ in range(8):
-        threads.put(lambda: (begun.release(), end.wait(30)))
+        threads.put(occupy)
     for _ in range(3):
         assert begun.acquire(timeout=30)
     assert not begun.acquire(timeout=0.3)
