@@ -34,12 +34,20 @@ class _Shared:
     def num_busy(self) -> int:
         return self.num_running - len(self.idle)
 
-    def next_to_wake(self) -> "threading.Lock | None":
-        """Return what wakes an idle thread, if there is a job for one and none is being woken."""
-        if self.is_waking or not self.jobs or not self.idle or self.num_busy >= self.max_busy:
+    def wake_next(self) -> None:
+        """Wake an idle thread, if there is a job for one and none is being woken."""
+        if self.jobs and not self.is_waking and self.num_busy < self.max_busy:
+            with suppress(IndexError):  # none is idle
+                self.idle.pop().release()
+                self.is_waking = True
+
+    def next_job(self) -> _Job | None:
+        """Return the next job for a thread without one; None if there is none, or too many threads are busy."""
+        if self.num_busy > self.max_busy:  # this thread is one of them
             return None
-        self.is_waking = True
-        return self.idle.pop()
+        with suppress(IndexError):
+            return self.jobs.popleft()
+        return None
 
 
 class ReadThreads:
@@ -71,15 +79,16 @@ class ReadThreads:
         shared = self._shared
         with shared.changing:
             shared.jobs.insert(len(shared.jobs) if place is None else place, job)
-            woken = shared.next_to_wake()
-        if woken is not None:
-            woken.release()
+            shared.wake_next()
 
     def start(self, num_threads: int) -> bool:
         """Start another thread unless there are so many. Return False if the system refuses it."""
         shared = self._shared
         num_threads = min(num_threads, self._max_threads)
         shared.max_busy = max(shared.max_busy, num_threads)
+        if shared.jobs:
+            with shared.changing:
+                shared.wake_next()
         if shared.num_running >= num_threads:
             return True
         with shared.changing:
@@ -121,21 +130,17 @@ def _serve(shared: _Shared) -> None:
     mine.acquire()
     is_woken = False
     while True:
-        job: _Job | None = None
-        woken: threading.Lock | None = None
         with shared.changing:
             if is_woken:
                 shared.is_waking = is_woken = False
-            if shared.jobs and shared.num_busy <= shared.max_busy:  # this thread is one of them
-                job = shared.jobs.popleft()
-                woken = shared.next_to_wake()
+            job = shared.next_job()
+            if job is not None:
+                shared.wake_next()
             elif shared.is_ended:
                 shared.num_running -= 1
                 return
             else:
                 shared.idle.append(mine)
-        if woken is not None:
-            woken.release()
         if job is not None:
             with suppress(BaseException):  # a panic of obstore's is no Exception
                 job()

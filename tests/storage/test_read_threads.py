@@ -93,9 +93,10 @@ def test_no_more_threads_begin_jobs_than_the_limit_allows(threads: ReadThreads) 
         assert begun.acquire(timeout=30)
     assert not begun.acquire(timeout=0.3)
     assert threads.num_waiting == 5
-    threads.limit(5)
-    threads.put(lambda: None)  # wakes one thread more
-    assert begun.acquire(timeout=30)
+    threads.start(5)  # there are eight: idle ones go on
+    for _ in range(2):
+        assert begun.acquire(timeout=30)
+    assert not begun.acquire(timeout=0.3)
     end.set()
     assert wait_until(lambda: not threads.num_waiting, 30)
 
