@@ -17,11 +17,10 @@ AnyPlan = Plan | BucketPlan
 
 
 class _Latest:
-    """The latest plan of buckets, and the latest order with its seed and epoch. They are not pickled."""
+    """The latest plan of buckets. It is not pickled."""
 
     def __init__(self) -> None:
         self.plan: BucketPlan | None = None
-        self.order: tuple[int, int, Order] | None = None
 
     def __reduce__(self) -> tuple[object, ...]:
         return _Latest, ()
@@ -43,11 +42,7 @@ class Batching:
 
     def order_of(self, *, seed: int, epoch: int) -> Order:
         """Return the order of an epoch."""
-        latest = self._latest.order
-        if latest is None or latest[:2] != (seed, epoch):
-            latest = seed, epoch, self.order.order(num_samples=self.num_samples, seed=seed, epoch=epoch)
-            self._latest.order = latest
-        return latest[2]
+        return self.order.order(num_samples=self.num_samples, seed=seed, epoch=epoch)
 
     def plan_of(
         self, *, topology: Topology, start: int, seed: int = 0, epoch: int = 0, segments: Segments = ()

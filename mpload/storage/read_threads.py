@@ -49,6 +49,16 @@ class _Shared:
             return self.jobs.popleft()
         return None
 
+    def may_end(self, mine: "threading.Lock") -> bool:
+        """Let an idle thread end, unless it is being woken, or is the last one: a job may be about to be put."""
+        if len(self.idle) < 2:
+            return False
+        with suppress(ValueError):  # it is being woken
+            self.idle.remove(mine)
+            self.num_running -= 1
+            return True
+        return False
+
 
 class ReadThreads:
     """Threads that run jobs. Results and exceptions are discarded.
@@ -56,7 +66,7 @@ class ReadThreads:
     The thread that became idle last gets the next job, since its stack and its part of the heap are still in the
     processor's caches. The owner wakes one thread only, and each thread wakes the next: the owner may hold the
     interpreter's lock for a while, and all that it wakes would wait for that. A thread that has had no job for a time
-    ends, but not at once, since the owner has to wait when one starts.
+    ends, but not at once, since the owner has to wait when one starts. The last idle one stays.
 
     The threads also end when this object is garbage-collected, or on `end`; jobs that have not begun are then dropped.
     They are daemons, so that a hanging read cannot prevent the interpreter from exiting.
@@ -130,6 +140,7 @@ def _serve(shared: _Shared) -> None:
     mine.acquire()
     is_woken = False
     while True:
+        job = None  # the last one is dropped here, not while others wait for the lock
         with shared.changing:
             if is_woken:
                 shared.is_waking = is_woken = False
@@ -146,12 +157,10 @@ def _serve(shared: _Shared) -> None:
                 job()
         elif not shared.is_ended:
             is_woken = True
-            if not mine.acquire(timeout=shared.idle_seconds):
-                with shared.changing, suppress(ValueError):
-                    shared.idle.remove(mine)
-                    shared.num_running -= 1
-                    return
-                mine.acquire()  # it is being woken
+            while not mine.acquire(timeout=shared.idle_seconds):
+                with shared.changing:
+                    if shared.may_end(mine):
+                        return
 
 
 def _end(shared: _Shared) -> None:

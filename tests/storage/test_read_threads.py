@@ -60,12 +60,17 @@ def test_one_thread_runs_the_jobs_in_order_also_after_one_that_fails(threads: Re
     assert done == list(range(100))
 
 
-def test_threads_that_have_had_no_job_for_a_time_end() -> None:
+def test_all_threads_but_one_end_when_they_have_had_no_job_for_a_time() -> None:
     threads = ReadThreads(max_threads=32, idle_seconds=0.2)
     for _ in range(2):  # new ones are started when they are needed again
         make_busy(threads, 32).set()
         assert threads.num_started == 32
-        assert wait_until(lambda: threads.num_started == 0, 30)
+        assert wait_until(lambda: threads.num_started == 1, 30)
+    time.sleep(0.5)
+    done = threading.Event()
+    threads.put(done.set)  # without a look at how many threads there are
+    assert done.wait(30)
+    threads.end()
 
 
 def test_threads_that_are_idle_for_a_moment_are_not_started_again(threads: ReadThreads) -> None:
@@ -123,6 +128,21 @@ def test_a_job_is_dropped_when_it_has_run(threads: ReadThreads) -> None:
     threads.put(job)
     del job
     assert wait_until(lambda: left() is None, 30)
+
+
+def test_a_job_that_puts_another_when_it_is_dropped_does_not_hang(threads: ReadThreads) -> None:
+    done = threading.Event()
+
+    class Job:
+        def __call__(self) -> None:
+            pass
+
+        def __del__(self) -> None:
+            threads.put(done.set)
+
+    threads.start(1)
+    threads.put(Job())
+    assert done.wait(30)
 
 
 @pytest.mark.parametrize("by_garbage_collection", [False, True])
