@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from mpload.samples import held_generators
 from mpload.transport import launch
 from tests.support.cpu_report import CpuReport
 from tests.support.no_processes import refuse_processes, unmarked
@@ -34,6 +35,12 @@ def own_cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("cache")
     os.environ["XDG_CACHE_HOME"] = str(folder)
     return folder
+
+
+@pytest.fixture(autouse=True)
+def own_warnings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Undo `warn_of_copies`, which tests call that open the work of a worker in this process."""
+    monkeypatch.setattr(held_generators, "_warns", False)
 
 
 @pytest.fixture(autouse=True)

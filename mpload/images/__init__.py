@@ -56,6 +56,6 @@ _coefficients    reads and writes a JPEG's coefficients through libjpeg-turbo (C
 _masks           many masks (C, optional): its Python module
 _mask_png        decodes a PNG with one channel through libdeflate (C)
 _mask_nearest    picks the pixels of a mask that a crop shows as geometry does (C)
-_mask_avx512     picks them with AVX-512 instructions (C)
+_mask_avx512     picks and writes them with AVX-512 instructions (C)
 ```
 """

@@ -2,7 +2,7 @@
 
    _mask_png.c      decodes a file, as stored_values.py does
    _mask_nearest.c  finds which numbers a crop shows, as `Geometry.nearest` does, and writes them
-   _mask_avx512.c   picks them with AVX-512 instructions
+   _mask_avx512.c   picks and writes them with AVX-512 instructions
    _masks.c         the Python module
 
    Every function returns 0 where it declines: files of other kinds, damaged files, and rows that are stored in an unusual

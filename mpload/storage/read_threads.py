@@ -64,9 +64,9 @@ class ReadThreads:
     """Threads that run jobs. Results and exceptions are discarded.
 
     The thread that became idle last gets the next job, since its stack and its part of the heap are still in the
-    processor's caches. The owner wakes one thread only, and each thread wakes the next: the owner may hold the
-    interpreter's lock for a while, and all that it wakes would wait for that. A thread that has had no job for a time
-    ends, but not at once, since the owner has to wait when one starts. The last idle one stays.
+    processor's caches. The owner wakes one thread only, and each thread wakes the next: while the owner holds the GIL,
+    all threads that it had woken would wait for that. A thread without a job for `idle_seconds` ends, unless it is the
+    only idle one. It does not end at once, since the owner waits while a new one starts.
 
     The threads also end when this object is garbage-collected, or on `end`; jobs that have not begun are then dropped.
     They are daemons, so that a hanging read cannot prevent the interpreter from exiting.
