@@ -73,7 +73,8 @@ def test_all_threads_but_one_end_when_they_have_had_no_job_for_a_time() -> None:
     threads.end()
 
 
-def test_threads_that_are_idle_for_a_moment_are_not_started_again(threads: ReadThreads) -> None:
+def test_threads_that_are_idle_for_a_moment_are_not_started_again() -> None:
+    threads = ReadThreads(max_threads=32, idle_seconds=60)
     make_busy(threads, 32).set()
     before = set(threading.enumerate())
     for _ in range(20):
@@ -81,6 +82,7 @@ def test_threads_that_are_idle_for_a_moment_are_not_started_again(threads: ReadT
         threads.limit(2)
         make_busy(threads, 32).set()
     assert set(threading.enumerate()) <= before
+    threads.end()
 
 
 def test_no_more_threads_begin_jobs_than_the_limit_allows(threads: ReadThreads) -> None:
