@@ -109,45 +109,49 @@ static PyObject *values(PyObject *module, PyObject *args) {
     return result;
 }
 
+/* Return the number of pieces that were copied; the next one lies outside of the area, or has no room. */
 static int64_t gather_pieces(
-    const char *area, int64_t area_bytes, const int64_t *starts, int64_t n, int64_t num_bytes, char *out) {
+    const char *area, int64_t area_bytes, const int64_t *starts, const int64_t *sizes, int64_t n, char *out,
+    int64_t out_bytes) {
+    int64_t next = 0;
     for (int64_t i = 0; i < n; i++) {
-        if (!lies_in(starts[i], num_bytes, area_bytes)) {
+        if (!lies_in(starts[i], sizes[i], area_bytes) || sizes[i] > out_bytes - next) {
             return i;
         }
-        memcpy(out + i * num_bytes, area + starts[i], (size_t)num_bytes);
+        memcpy(out + next, area + starts[i], (size_t)sizes[i]);
+        next += sizes[i];
     }
     return n;
 }
 
 PyDoc_STRVAR(gather_doc,
-"gather(area, starts, num_bytes, out)\n--\n\n"
-"Copy pieces of `area`, each of `num_bytes`, one after another to `out`.\n\n"
-"`starts`, int64 [n], says where each piece lies.");
+"gather(area, starts, sizes, out)\n--\n\n"
+"Copy pieces of `area` end to end to `out`.\n\n"
+"`starts` and `sizes`, int64 [n], say where each piece lies.");
 
 static PyObject *gather(PyObject *module, PyObject *args) {
     (void)module;
-    Py_buffer area, starts, out;
-    long long num_bytes;
+    Py_buffer area, starts, sizes, out;
     PyObject *result = NULL;
-    if (!PyArg_ParseTuple(args, "y*y*Lw*:gather", &area, &starts, &num_bytes, &out)) {
+    if (!PyArg_ParseTuple(args, "y*y*y*w*:gather", &area, &starts, &sizes, &out)) {
         return NULL;
     }
     int64_t n = starts.len / (Py_ssize_t)sizeof(int64_t), done;
-    if (!has_items(&starts, n) || num_bytes < 1 || n > out.len / num_bytes || out.len != n * num_bytes) {
-        PyErr_SetString(PyExc_ValueError, "starts must be int64 [n], and out must have room for n pieces");
+    if (!has_items(&starts, n) || !has_items(&sizes, n)) {
+        PyErr_SetString(PyExc_ValueError, "starts and sizes must be int64 [n]");
     } else {
         Py_BEGIN_ALLOW_THREADS
-        done = gather_pieces(area.buf, area.len, starts.buf, n, num_bytes, out.buf);
+        done = gather_pieces(area.buf, area.len, starts.buf, sizes.buf, n, out.buf, out.len);
         Py_END_ALLOW_THREADS
         if (done == n) {
             result = Py_NewRef(Py_None);
         } else {
-            PyErr_Format(PyExc_ValueError, "sample %lld lies outside of the area", (long long)done);
+            PyErr_Format(PyExc_ValueError, "sample %lld lies outside of the area, or has no room", (long long)done);
         }
     }
     PyBuffer_Release(&area);
     PyBuffer_Release(&starts);
+    PyBuffer_Release(&sizes);
     PyBuffer_Release(&out);
     return result;
 }

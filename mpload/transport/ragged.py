@@ -3,7 +3,8 @@
 import math
 import resource
 from collections.abc import Iterator, Sequence
-from typing import Any, Final, Protocol
+from itertools import accumulate
+from typing import Any, Final, Protocol, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -13,7 +14,7 @@ from mpload.native import native_module
 from mpload.transport.slots import ALIGN_BYTES, RaggedField, round_up
 from mpload.units import MIB, format_bytes
 
-__all__ = ["RaggedArray", "batch_room_bytes", "sample_room_bytes"]
+__all__ = ["EndToEnd", "RaggedArray", "batch_room_bytes", "sample_room_bytes"]
 
 
 class _Native(Protocol):
@@ -29,7 +30,7 @@ class _Native(Protocol):
         sizes: NDArray[Any],
     ) -> int: ...
 
-    def gather(self, area: NDArray[Any], starts: NDArray[Any], num_bytes: int, out: NDArray[Any]) -> None: ...
+    def gather(self, area: NDArray[Any], starts: NDArray[Any], sizes: NDArray[Any], out: NDArray[Any]) -> None: ...
 
     def values(self, area: NDArray[Any], starts: NDArray[Any], sizes: NDArray[Any], is_text: bool) -> list[Any]: ...
 
@@ -41,6 +42,8 @@ _ADDRESS_BYTES = 1 << 45
 _SAMPLES_UNDER_WAY = 1 << 14
 """Samples in flight besides four batches: 64 for each of 256 workers."""
 _LIMITED_BYTES, _LIMITED_SAMPLES = 256 * MIB, 4
+_SMALL_BYTES = 1024
+"""Samples that are smaller, on average, are copied out of their slot."""
 
 
 def sample_room_bytes(*, batch_size: int, num_fields: int = 1) -> int:
@@ -64,6 +67,33 @@ def batch_room_bytes(*, batch_size: int, num_fields: int) -> int:
 
 def _is_limited() -> bool:
     return resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY
+
+
+class EndToEnd(Sequence[NDArray[Any]]):
+    """Arrays that differ in length only, and lie end to end in one array.
+
+    Args:
+        values: The array, [total, ...].
+        lengths: The length of each part.
+    """
+
+    def __init__(self, values: NDArray[Any], lengths: list[int]) -> None:
+        self.values = values
+        self.lengths = lengths
+        self._stops = [*accumulate(lengths)]
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    @overload
+    def __getitem__(self, place: int) -> NDArray[Any]: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[NDArray[Any]]: ...
+    def __getitem__(self, place: int | slice) -> NDArray[Any] | list[NDArray[Any]]:
+        if isinstance(place, slice):
+            return [self[each] for each in range(len(self))[place]]
+        stop = self._stops[place]
+        return self.values[stop - self.lengths[place] : stop]
 
 
 class RaggedArray:
@@ -203,20 +233,34 @@ class RaggedArray:
         numbers = range(len(self)) if kept is None else kept.tolist()
         return [self[number].data for number in numbers]
 
-    def stacked(self, kept: NDArray[np.int64] | None) -> NDArray[Any] | list[NDArray[Any]]:
-        """Return all samples, or those in `kept`: copied to one array if all have one shape, else a list of views."""
+    def stacked(self, kept: NDArray[np.int64] | None) -> NDArray[Any] | Sequence[NDArray[Any]]:
+        """Return all samples, or those in `kept`: copied to one array if all have one shape, else a list of views.
+
+        Small samples that differ in length only are copied too. Whoever keeps them then keeps no slot.
+        """
         starts, shapes = self._starts, self._shapes
         if kept is not None:
             starts, shapes = starts[kept], shapes[kept]
-        if not len(starts) or (shapes != shapes[0]).any():
-            return list(map(self._view, starts.tolist(), shapes.tolist()))
-        shape = shapes[0].tolist()
-        num_bytes = math.prod(shape) * self._dtype.itemsize
-        if _NATIVE is None or not num_bytes or not self._dtype.isnative:
-            return np.stack([self._view(start, shape) for start in starts.tolist()])  # in this machine's byte order
-        stacked = np.empty((len(starts), *shape), self._dtype)
-        _NATIVE.gather(self._area, np.ascontiguousarray(starts), num_bytes, stacked.reshape(-1).view(np.uint8))
-        return stacked
+        if not len(starts):
+            return []
+        first = shapes[0]
+        if (shapes == first).all():
+            return self._copied(starts, shapes).reshape(len(starts), *first.tolist())
+        num_bytes = int(shapes.prod(axis=1).sum()) * self._dtype.itemsize
+        if num_bytes <= len(starts) * _SMALL_BYTES and (shapes[:, 1:] == first[1:]).all():
+            lengths = shapes[:, 0].tolist()
+            return EndToEnd(self._copied(starts, shapes).reshape(sum(lengths), *first[1:].tolist()), lengths)
+        return list(map(self._view, starts.tolist(), shapes.tolist()))
+
+    def _copied(self, starts: NDArray[np.int64], shapes: NDArray[np.int64]) -> NDArray[Any]:
+        """Return the values of samples end to end, in one dimension and in this machine's byte order."""
+        if _NATIVE is None or not self._dtype.isnative:
+            views = map(self._view, starts.tolist(), shapes.tolist())
+            return np.concatenate([view.reshape(-1) for view in views])
+        sizes = shapes.prod(axis=1) * self._dtype.itemsize
+        values = np.empty(int(sizes.sum()) // self._dtype.itemsize, self._dtype)
+        _NATIVE.gather(self._area, np.ascontiguousarray(starts), sizes, values.view(np.uint8))
+        return values
 
     def put(self, sample: int, value: bytes | ArrayLike) -> None:
         """Write sample `sample` from an array of the field's dtype, or from bytes."""

@@ -86,6 +86,21 @@ def test_batches_hold_stacked_tensors_or_lists(index: Path) -> None:
     assert [meta["n"] for meta in batch["meta"]] == [0, 1, 2]
 
 
+@needs_linux
+@pytest.mark.processes
+def test_values_of_varying_length_can_be_kept_without_keeping_their_batches(index: Path) -> None:
+    kept = []
+    with MPLoader(typed(index, shuffle=False), num_workers=1) as loader:
+        for _ in range(4):
+            kept.append([wave for batch in loader for wave in batch["sound"]["wave"]])
+            kept[-1][0].mul_(torch.ones(1, requires_grad=True))  # the views of `Tensor.split` refuse this
+        assert loader.stats().num_copied_batches == 0
+    first, *others = kept
+    assert len({len(wave) for wave in first}) > 1
+    for waves in others:
+        assert all(map(torch.equal, first, waves))
+
+
 def test_an_image_column_has_the_pixels_that_one_decoder_makes(index: Path, tmp_path: Path) -> None:
     lines = "".join(f"{number}.jpg\n" for number in range(NUM_SAMPLES))
     alone = index.parent / "alone.txt"

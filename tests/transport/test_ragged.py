@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpload.transport import ragged
-from mpload.transport.ragged import RaggedArray
+from mpload.transport.ragged import EndToEnd, RaggedArray
 from mpload.transport.ring import SlotRing
 from mpload.transport.slots import RaggedField, SlotLayout
 
@@ -65,7 +65,8 @@ def test_strings_are_what_was_put(is_native: bool, values: list[bytes], data: st
 @pytest.mark.parametrize("is_native", [pytest.param(True, marks=needs_native), False])
 @given(
     shapes=st.lists(st.sampled_from([(2, 3), (2, 2), (0, 3)]), min_size=4, max_size=4)
-    | st.sampled_from([[(2, 3)] * 4, [(0, 0)] * 4]),
+    | st.lists(st.sampled_from([(2, 3), (1, 3), (0, 3)]), min_size=4, max_size=4)
+    | st.sampled_from([[(2, 3)] * 4, [(0, 0)] * 4, [(1, 0), (2, 0)] * 2]),
     kept=st.none() | st.lists(st.integers(0, 3)),
 )
 def test_samples_of_one_shape_are_stacked(
@@ -82,9 +83,27 @@ def test_samples_of_one_shape_are_stacked(
         patched.setattr(ragged, "_NATIVE", NATIVE if is_native else None)
         found = array.stacked(None if kept is None else np.array(kept, np.int64))
     assert isinstance(found, np.ndarray) == (len({value.shape for value in chosen}) == 1)
+    differ_in_length = len({len(value) for value in chosen}) > 1 and len({value.shape[1] for value in chosen}) == 1
+    assert isinstance(found, EndToEnd) == differ_in_length
     assert len(found) == len(chosen)
     assert all(map(np.array_equal, found, chosen))
+    assert all(map(np.array_equal, found[1:], chosen[1:]))
     assert all(value.dtype == np.int16 for value in found)
+
+
+@pytest.mark.parametrize("num_bytes", [1023, 1024, 1025])
+def test_small_samples_are_copied_out_of_their_slot_and_large_ones_are_views(num_bytes: int) -> None:
+    field = RaggedField(name="values", num_dims=1, max_sample_bytes=4096)
+    array = SlotRing(num_slots=1, layout=SlotLayout(num_samples=2, fields=(field,))).lend(0, 2)["values"]
+    array.begin(0, 2)
+    values = [np.full(num_bytes + more, 9, np.uint8) for more in (7, -7)]
+    for place, value in enumerate(values):
+        array.put(place, value)
+    found = array.stacked(None)
+    assert all(map(np.array_equal, found, values))
+    is_small = num_bytes <= 1024
+    assert isinstance(found, EndToEnd) == is_small
+    assert [np.shares_memory(value, array.area) for value in found] == [not is_small] * 2
 
 
 def test_room_is_counted_in_samples_of_the_greatest_size() -> None:
@@ -115,9 +134,11 @@ def test_arrays_that_do_not_fit_together_are_refused() -> None:
             NATIVE.put(*arguments)
     with pytest.raises(ValueError, match="must be int64"):
         NATIVE.values(area, one, two, False)
-    for num_bytes, start, out_bytes in ((8, 60, 8), (8, -1, 8), (8, 0, 9), (0, 0, 0), (-1, 0, 1)):
-        with pytest.raises(ValueError, match=r"must be int64|outside of the area"):
-            NATIVE.gather(area, one + start, num_bytes, np.zeros(out_bytes, np.uint8))
+    with pytest.raises(ValueError, match="must be int64"):
+        NATIVE.gather(area, one, two, area)
+    for size, start, out_bytes in ((8, 60, 8), (8, -1, 8), (8, 0, 7), (-1, 0, 8)):
+        with pytest.raises(ValueError, match=r"outside of the area, or has no room"):
+            NATIVE.gather(area, one + start, one + size, np.zeros(out_bytes, np.uint8))
 
 
 @pytest.mark.parametrize("is_native", [True, False])
