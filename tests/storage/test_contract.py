@@ -23,8 +23,9 @@ from mpload.storage.protocols import Storage
 from mpload.storage.ranges import ByteRange, LmdbValue, RowValue, Span
 from mpload.storage.read_ahead import ReadAhead
 from mpload.storage.remote import RemoteObjects
+from tests.support.children import check_in_a_child
 from tests.support.s3 import S3
-from tests.support.storage_contract import StorageContract, Stored, check_in_a_child
+from tests.support.storage_contract import StorageContract, Stored
 
 NAMES = ["a/one.bin", "a b/é ü.bin", "100%/x.bin", "a%20b/x.bin", "q?x=1/y.bin", "h#z+y.bin"]
 

@@ -1,7 +1,5 @@
 """Late requests are made twice: the same bytes, a bounded number, none while the server fails, no more memory."""
 
-import os
-import signal
 import socket
 import subprocess
 import sys
@@ -25,6 +23,7 @@ from mpload.storage.read_ahead import ReadAhead
 from mpload.storage.read_threads import ReadThreads
 from mpload.storage.remote import RemoteObjects
 from tests.support.batches import plain
+from tests.support.children import check_in_a_child
 from tests.support.late_storages import FILES, NUM_FILES, LateMemory, late_every, read_in_order
 from tests.support.raw_server import head, raw_server
 from tests.support.storages import FILE
@@ -218,12 +217,12 @@ def test_a_child_forked_during_a_late_read_starts_afresh() -> None:
     ahead = ReadAhead(storage)
     with answered_after(storage, 30):
         read_in_order(ahead)
-        pid = os.fork()
-        if not pid:
-            signal.alarm(20)
+
+        def starts_afresh() -> bool:
             storage.is_late = lambda path: False
-            os._exit(0 if read_in_order(ahead) == list(FILES.values()) else 1)
-        assert os.waitpid(pid, 0)[1] == 0
+            return read_in_order(ahead) == list(FILES.values())
+
+        check_in_a_child(starts_afresh)
 
 
 @pytest.mark.processes

@@ -4,7 +4,6 @@ import json
 import os
 import pickle
 import random
-import signal
 import subprocess
 import sys
 import threading
@@ -25,6 +24,7 @@ from mpload.storage.lmdb_scan import scan_lmdb
 from mpload.storage.ranges import LmdbValue
 from mpload.tools.pack.lmdb_file import compare_lmdb
 from mpload.transport.batches import PoolOptions
+from tests.support.children import check_in_a_child
 from tests.support.photos import make_photo_tree
 from tests.support.transport_works import wait_until
 
@@ -200,12 +200,8 @@ def test_a_process_forked_while_a_thread_opens_a_file_can_open_it_too(
     with ThreadPoolExecutor(1) as other_thread:
         reading = other_thread.submit(storage.read, [LmdbValue("a", key=b"1")])
         assert is_opening.wait(20)
-        child = os.fork()
-        if not child:
-            signal.alarm(20)
-            os._exit(0 if storage.read([LmdbValue("a", key=b"2")]) == [image(2)] else 1)
+        check_in_a_child(lambda: storage.read([LmdbValue("a", key=b"2")]) == [image(2)])
         assert reading.result() == [image(1)]
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 @pytest.mark.slow
@@ -221,16 +217,11 @@ def test_processes_forked_while_threads_read_can_read_too(root: Path) -> None:
     with ThreadPoolExecutor(4) as threads:
         for _ in range(4):
             threads.submit(read_on)
-        for _ in range(20):
-            child = os.fork()
-            if not child:
-                signal.alarm(20)
-                os._exit(0 if storage.read([LmdbValue("a", key=b"2")]) == [image(2)] else 1)
-            status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-            if status:
-                break
-        is_over.set()
-    assert not status
+        try:
+            for _ in range(20):
+                check_in_a_child(lambda: storage.read([LmdbValue("a", key=b"2")]) == [image(2)])
+        finally:
+            is_over.set()
 
 
 def test_reading_writes_nothing(root: Path) -> None:

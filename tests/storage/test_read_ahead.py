@@ -1,8 +1,6 @@
 """Reading ahead: the same bytes, threads only if reads are slow, a limit in bytes, and errors only for their sample."""
 
 import itertools
-import os
-import signal
 import sys
 import threading
 import time
@@ -17,6 +15,7 @@ from mpload.errors import ArgumentError, StorageError
 from mpload.storage.ranges import ByteRange
 from mpload.storage.read_ahead import ReadAhead
 from mpload.storage.read_threads import ReadThreads
+from tests.support.children import check_in_a_child
 from tests.support.storages import FILE, SLOW_SECONDS, SlowMemory, span
 from tests.support.transport_works import wait_until
 
@@ -277,12 +276,13 @@ def test_a_child_forked_while_threads_read_starts_afresh() -> None:
     ahead.plan(wanted)
     fetches = [piece.fetch for pieces in ahead._pieces.values() for piece in pieces]
     assert wait_until(lambda: any(fetch.taken.locked() for fetch in fetches))
-    pid = os.fork()
-    if not pid:
-        signal.alarm(20)
+
+    def reads_all() -> bool:
+        return all(ahead.read(sample_id, ranges) == [storage._one(ranges[0])] for sample_id, ranges in wanted.items())
+
+    def starts_afresh() -> bool:
         ahead.plan(wanted)
-        right = all(ahead.read(sample_id, ranges) == [storage._one(ranges[0])] for sample_id, ranges in wanted.items())
-        os._exit(0 if right else 1)
-    assert os.waitpid(pid, 0)[1] == 0
-    for sample_id, ranges in wanted.items():
-        assert ahead.read(sample_id, ranges) == [storage._one(ranges[0])]
+        return reads_all()
+
+    check_in_a_child(starts_afresh)
+    assert reads_all()

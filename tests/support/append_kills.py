@@ -10,7 +10,6 @@ import os
 import random
 import signal
 import sys
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from mpload.errors import IndexChangedError
 from mpload.index.opening import open_index
 from mpload.ingest.appending import append_to_index
 from mpload.ingest.build import build_index
+from tests.support.children import in_child
 
 NUM_BEFORE, NUM_AFTER = 20, 30
 NUM_APPENDS = 25
@@ -34,18 +34,6 @@ def add_files(folder: Path, numbers: range) -> None:
 
 def append(folder: Path) -> None:
     append_to_index(folder / "data", folder / "all.txt")
-
-
-def in_child(work: Callable[[], object]) -> int:
-    """Run `work` in a forked process, and return its exit code, or the negative number of the signal that killed it."""
-    if (pid := os.fork()) == 0:
-        try:
-            work()
-            os._exit(0)
-        except BaseException:  # noqa: BLE001  the forked process must not continue here
-            sys.excepthook(*sys.exc_info())
-            os._exit(1)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 def append_until(folder: Path, last_step: int = 0) -> int:

@@ -1,8 +1,6 @@
 """The tests that every storage must pass: a class with one subclass per storage."""
 
-import os
 import pickle
-import signal
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -12,8 +10,9 @@ import pytest
 from mpload.errors import OutsideRootError, StorageError
 from mpload.storage.protocols import Storage
 from mpload.storage.ranges import ByteRange
+from tests.support.children import check_in_a_child
 
-__all__ = ["StorageContract", "Stored", "check_in_a_child"]
+__all__ = ["StorageContract", "Stored"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,18 +30,6 @@ class Stored:
     data: dict[ByteRange, bytes]
     missing: list[tuple[ByteRange, str]]
     outside: dict[ByteRange, bytes] = field(default_factory=dict)
-
-
-def check_in_a_child(check: Callable[[], bool]) -> None:
-    """Run a check in a forked child, within 20 s."""
-    child = os.fork()
-    if not child:
-        try:
-            signal.alarm(20)
-            os._exit(0 if check() else 1)
-        finally:
-            os._exit(2)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 class StorageContract:

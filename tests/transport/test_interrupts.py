@@ -4,6 +4,8 @@ import os
 import signal
 import sys
 import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Never
 
@@ -14,6 +16,7 @@ from mpload import MPLoader
 from mpload.transport import launch
 from mpload.transport.board import ParentBoard
 from mpload.transport.interrupts import interrupts_held
+from tests.support.children import check_in_a_child
 from tests.support.map_styles import Tuples
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="worker pools need Linux")
@@ -25,37 +28,54 @@ def children() -> Any:
     return lambda: [each.name() for each in psutil.Process().children() if each.pid not in before]
 
 
-def test_an_interrupt_waits_until_the_end_of_the_block() -> None:
-    done: list[bool] = []
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    "interrupt",
+    [
+        pytest.param(lambda: signal.raise_signal(signal.SIGINT), id="this thread"),
+        pytest.param(lambda: os.kill(os.getpid(), signal.SIGINT), id="any thread"),
+    ],
+)
+def test_an_interrupt_waits_until_the_end_of_the_block(interrupt: Callable[[], None]) -> None:
+    def waits() -> bool:
+        done: list[bool] = []
 
-    def hold() -> None:
+        def hold() -> None:
+            with interrupts_held():
+                interrupt()
+                time.sleep(0.2)
+                done.append(True)
+
+        other_thread = threading.Thread(target=time.sleep, args=(1,))
+        other_thread.start()
+        with pytest.raises(KeyboardInterrupt):
+            hold()
+        other_thread.join()
         with interrupts_held():
-            signal.raise_signal(signal.SIGINT)
-            os.kill(os.getpid(), signal.SIGINT)
-            done.append(True)
+            pass
+        is_blocked = signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+        return bool(done) and not is_blocked and signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
-    with pytest.raises(KeyboardInterrupt):
-        hold()
-    assert done
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
-    with interrupts_held():
-        pass
+    check_in_a_child(waits)
 
 
+@pytest.mark.processes
 def test_blocks_may_be_nested_and_entered_in_other_threads() -> None:
-    with pytest.raises(KeyboardInterrupt), interrupts_held(), interrupts_held():
-        signal.raise_signal(signal.SIGINT)
-    entered: list[bool] = []
+    def waits() -> bool:
+        with pytest.raises(KeyboardInterrupt), interrupts_held(), interrupts_held():
+            signal.raise_signal(signal.SIGINT)
+        entered: list[bool] = []
 
-    def run() -> None:
-        with interrupts_held():
-            entered.append(True)
+        def run() -> None:
+            with interrupts_held():
+                entered.append(True)
 
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
-    assert entered == [True]
+        thread = threading.Thread(target=run)
+        thread.start()
+        thread.join()
+        return entered == [True]
+
+    check_in_a_child(waits)
 
 
 @pytest.mark.processes
