@@ -1,9 +1,8 @@
 """Trials: run a loader for a few seconds, and measure its rate, waits and memory."""
 
 import errno
-import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from mpload.errors import MploadError, WorkerError
@@ -59,7 +58,6 @@ class _Moment:
         self.at_seconds = time.monotonic()
         self.cpu_seconds = running + time.process_time()
         self.stats: LoaderStats = loader.stats()
-        self.num_samples = self.stats.num_samples
         # Memory that comes back from the swap space is no growth.
         self.held_bytes = self.stats.memory.workers_bytes + sum(map(swapped_bytes, pids))
 
@@ -68,51 +66,24 @@ class _Moment:
         grown_bytes = self.held_bytes - earlier.held_bytes
         if grown_bytes < _GROWS_BYTES * self.stats.num_workers:
             return 0.0
-        return grown_bytes / max(1, self.num_samples - earlier.num_samples)
-
-
-class _HaveStarted:
-    """Tells whether all workers have made a sample, or have had enough time to."""
-
-    def __init__(self, loader: MPLoader[Any]) -> None:
-        self._loader = loader
-        self._ends = time.monotonic() + _START_SECONDS
-        self._looks_at = 0.0
-
-    def __call__(self, now: float) -> bool:
-        if now > self._ends:
-            return True
-        if now < self._looks_at:
-            return False
-        self._looks_at = now + _LOOK_SECONDS  # statistics take time
-        return all(worker.timings.total_ns for worker in self._loader.stats().workers)
+        return grown_bytes / max(1, self.stats.num_samples - earlier.stats.num_samples)
 
 
 def _run(loader: MPLoader[Any], about: dict[str, Any], *, seconds: float) -> Trial:
-    begins_at, ends_at, num_batches = 0.0, math.inf, 0
-    have_started = _HaveStarted(loader)
-    moments: list[_Moment] = []  # after the warm-up, and in the middle
-    while True:
-        for batch in loader:
-            del batch  # releases its slot
-            now = time.monotonic()
-            if not begins_at and have_started(now):
-                begins_at = now + _WARM_UP_SHARE * seconds
-            num_batches += 1
-            if not moments and begins_at and now >= begins_at:
-                moments.append(_Moment(loader))
-                num_batches = 0
-                reading_seconds = time.monotonic() - now
-                ends_at = now + max((1 - _WARM_UP_SHARE) * seconds, _MIN_READINGS * reading_seconds)
-            elif len(moments) == 1 and now >= (moments[0].at_seconds + ends_at) / 2:
-                moments.append(_Moment(loader))
-            elif len(moments) == 2 and num_batches >= 2 and now >= ends_at:
-                return _result(about, [*moments, _Moment(loader)])
-
-
-def _result(about: dict[str, Any], moments: list[_Moment]) -> Trial:
-    begin, middle, end = moments
-    num_samples, seconds = end.num_samples - begin.num_samples, end.at_seconds - begin.at_seconds
+    batches = _endless(loader)
+    ends_at = time.monotonic() + _START_SECONDS
+    next(batches)  # starts the workers
+    while time.monotonic() < ends_at and not all(worker.timings.total_ns for worker in loader.stats().workers):
+        _take(batches, until=time.monotonic() + _LOOK_SECONDS)  # statistics take time
+    _take(batches, until=time.monotonic() + _WARM_UP_SHARE * seconds)
+    asked_at, begin = time.monotonic(), _Moment(loader)
+    reading_seconds = time.monotonic() - asked_at
+    ends_at = asked_at + max((1 - _WARM_UP_SHARE) * seconds, _MIN_READINGS * reading_seconds)
+    _take(batches, until=(begin.at_seconds + ends_at) / 2)
+    middle = _Moment(loader)
+    _take(batches, until=ends_at)
+    end = _Moment(loader)
+    num_samples, seconds = end.stats.num_samples - begin.stats.num_samples, end.at_seconds - begin.at_seconds
     made_ns = end.stats.timings.total_ns - begin.stats.timings.total_ns
     return Trial(
         **about,
@@ -124,6 +95,21 @@ def _result(about: dict[str, Any], moments: list[_Moment]) -> Trial:
         # A worker that grows once, for a large image, does not grow in both halves.
         grown_bytes_per_sample=min(middle.growth_since(begin), end.growth_since(middle)),
     )
+
+
+def _endless(loader: MPLoader[Any]) -> Iterator[None]:
+    """Take batches of one epoch after another. Each is released at once."""
+    while True:
+        for batch in loader:
+            del batch
+            yield
+
+
+def _take(batches: Iterator[None], *, until: float) -> None:
+    """Take batches, at least one, until a moment."""
+    next(batches)
+    while time.monotonic() < until:
+        next(batches)
 
 
 def device_copy() -> tuple[str, float] | None:
