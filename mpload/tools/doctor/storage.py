@@ -8,11 +8,13 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mpload.errors import MploadError
 from mpload.index.columns import range_of
@@ -42,7 +44,6 @@ class Files:
         self._storage = storage
         self._root = Path(index.root)
         self._sources = [number for number, column in enumerate(index.columns) if column.type.is_source]
-        self._libc = ctypes.CDLL(None, use_errno=True) if os.name == "posix" else None
 
     def reader(self) -> Callable[[Record], list[bytes]]:
         """Return a function that reads the bytes of a sample from any storage. It is for one thread."""
@@ -91,31 +92,29 @@ class Files:
 
     def cached_share(self, records: Sequence[Record]) -> float | None:
         """Return the share of the samples' pages that are in the page cache. None if the system cannot tell."""
-        num_pages = num_cached = 0
-        for item in chain.from_iterable(self.ranges(record) for record in records):
+        pages = []
+        for item in chain.from_iterable(map(self.ranges, records)):
             with suppress(OSError, ValueError):
-                total, cached = self._pages(item)
-                num_pages, num_cached = num_pages + total, num_cached + cached
-        return num_cached / num_pages if num_pages else None
+                pages.append(self._pages(item))
+        return float(np.mean(np.concatenate(pages))) if pages else None
 
-    def _pages(self, item: ByteRange) -> tuple[int, int]:
-        """Return the number of pages of a range, and how many of them are in memory."""
-        if self._libc is None or not hasattr(mmap, "MAP_PRIVATE"):
-            return 0, 0
+    def _pages(self, item: ByteRange) -> NDArray[np.uint8]:
+        """Return 1 for each page of a range that is in memory, and 0 for each other one."""
         with self._opened(item.path) as descriptor:
             first = item.offset_bytes - item.offset_bytes % mmap.ALLOCATIONGRANULARITY
             length_bytes = item.length_bytes if item.length_bytes is not None else os.fstat(descriptor).st_size
             length_bytes += item.offset_bytes - first
-            with mmap.mmap(
-                descriptor, length_bytes, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ, offset=first
-            ) as mapped:
+            with mmap.mmap(descriptor, length_bytes, access=mmap.ACCESS_READ, offset=first) as mapped:
                 pages = np.zeros(-(-length_bytes // mmap.PAGESIZE), np.uint8)
                 view = np.frombuffer(mapped, np.uint8)
-                failed = self._libc.mincore(
+                failed = ctypes.CDLL(None).mincore(
                     ctypes.c_void_p(view.ctypes.data), ctypes.c_size_t(length_bytes), ctypes.c_void_p(pages.ctypes.data)
                 )
                 del view
-        return (0, 0) if failed else (len(pages), int((pages & 1).sum()))
+        if failed:
+            raise OSError("the system does not tell")
+        pages &= 1
+        return pages
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,61 +152,51 @@ def measure_rates(index: Index, files: Files, *, seconds: float, seed: int) -> t
     seconds_per_rate = seconds / (2 * len(_CONCURRENCIES) + 2)
     rates = []
     for temperature in Temperature:
-        for concurrency in _CONCURRENCIES:
-            ids = rng.integers(len(index), size=min(len(index), _MAX_SAMPLES))
-            records = index.records(np.unique(ids))
+        for concurrency, is_sequential in [*((number, False) for number in _CONCURRENCIES), (1, True)]:
+            if is_sequential:
+                first = int(rng.integers(max(1, len(index) - _MAX_SAMPLES)))
+                records = index[first : first + _MAX_SAMPLES]
+            else:
+                records = index.records(np.unique(rng.integers(len(index), size=min(len(index), _MAX_SAMPLES))))
             rate = _rate(records, files, temperature=temperature, concurrency=concurrency, seconds=seconds_per_rate)
-            if rate is not None:
-                rates.append(ReadRate(temperature=temperature, concurrency=concurrency, samples_per_second=rate))
-        first = int(rng.integers(max(1, len(index) - _MAX_SAMPLES)))
-        records = index[first : first + _MAX_SAMPLES]
-        rate = _rate(records, files, temperature=temperature, concurrency=1, seconds=seconds_per_rate)
-        if rate is not None:
-            rates.append(ReadRate(temperature=temperature, concurrency=1, samples_per_second=rate, is_sequential=True))
+            if rate:
+                rates.append(
+                    ReadRate(
+                        temperature=temperature,
+                        concurrency=concurrency,
+                        samples_per_second=rate,
+                        is_sequential=is_sequential,
+                    )
+                )
     return tuple(rates)
 
 
 def _rate(
     records: Sequence[Record], files: Files, *, temperature: Temperature, concurrency: int, seconds: float
-) -> float | None:
+) -> float:
+    """Return the samples per second of so many readers; 0 if they could read none."""
     if temperature is Temperature.COLD:
         for record in records:
             files.drop(record)
-    else:
-        records = _warmed(records, files, seconds=seconds)
+    else:  # a quarter of the time
+        records = _read(records, files, ends_at=time.monotonic() + seconds / 4)
     started = time.monotonic()
-    deadline = started + seconds
-
-    def read(part: Sequence[Record]) -> tuple[int, float]:
-        num_read, reader = 0, files.reader()
-        for record in part:
-            with suppress(MploadError):
-                reader(record)
-                num_read += 1
-            if time.monotonic() > deadline and num_read >= _MIN_READS:
-                break
-        return num_read, time.monotonic()
-
-    if concurrency == 1:
-        done = [read(records)]
-    else:
-        with ThreadPoolExecutor(concurrency) as pool:
-            done = list(pool.map(read, [records[number::concurrency] for number in range(concurrency)]))
-    num_read = sum(number for number, _ in done)
-    return num_read / (max(ended for _, ended in done) - started) if num_read else None
+    with ThreadPoolExecutor(concurrency) as pool:
+        parts = [records[number::concurrency] for number in range(concurrency)]
+        done = pool.map(partial(_read, files=files, ends_at=started + seconds), parts)
+        return sum(map(len, done)) / (time.monotonic() - started)
 
 
-def _warmed(records: Sequence[Record], files: Files, *, seconds: float) -> list[Record]:
-    """Read samples into the page cache for a quarter of the time. Return those that were read."""
-    deadline = time.monotonic() + seconds / 4
-    warmed, reader = [], files.reader()
+def _read(records: Sequence[Record], files: Files, *, ends_at: float) -> list[Record]:
+    """Read samples until a moment, but some at least. Return those that could be read."""
+    done, reader = [], files.reader()
     for record in records:
         with suppress(MploadError):
             reader(record)
-            warmed.append(record)
-        if time.monotonic() > deadline and len(warmed) >= _MIN_READS:
+            done.append(record)
+        if time.monotonic() > ends_at and len(done) >= _MIN_READS:
             break
-    return warmed
+    return done
 
 
 def packed_rate(times: Sequence[ReadTime]) -> float | None:
