@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -25,7 +24,7 @@ from mpload.samples.policy import ErrorPolicy
 from mpload.storage.ranges import ByteRange, LmdbValue, RowValue, Span
 from mpload.tools.bounded import BoundedBytes
 
-__all__ = ["Files", "ReadTime", "measure_rates", "measure_shards", "packed_rate"]
+__all__ = ["Files", "measure_rates", "measure_shards", "packed_rate"]
 
 _CONCURRENCIES = (1, 4, 16)
 _MAX_SAMPLES = 512
@@ -117,15 +116,6 @@ class Files:
         return pages
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReadTime:
-    """The time to read one sample, first cold and then warm."""
-
-    num_bytes: int
-    cold_seconds: float
-    warm_seconds: float
-
-
 def measure_shards(index: Index, files: Files, *, seed: int) -> tuple[float, float]:
     """Return how many neighbours lie in one shard, and the median time to open one. Both are 0 without shards."""
     num_found = min(len(index), _MAX_SAMPLES)
@@ -199,14 +189,13 @@ def _read(records: Sequence[Record], files: Files, *, ends_at: float) -> list[Re
     return done
 
 
-def packed_rate(times: Sequence[ReadTime]) -> float | None:
+def packed_rate(num_bytes: Sequence[int], cold_seconds: Sequence[float]) -> float | None:
     """Estimate the samples per second of shards that are read sequentially. None if all samples have similar sizes.
 
     A linear fit splits the time of a read into a cost per file and a cost per byte. A shard only has the cost per byte.
     """
-    sizes = np.array([item.num_bytes for item in times], np.float64)
-    if len(sizes) < 8 or np.percentile(sizes, 90) < 2 * max(1.0, np.percentile(sizes, 10)):
+    if len(num_bytes) < 8 or np.percentile(num_bytes, 90) < 2 * max(1.0, np.percentile(num_bytes, 10)):
         return None
-    slope, _ = np.polyfit(sizes, [item.cold_seconds for item in times], 1)
+    slope, _ = np.polyfit(num_bytes, cold_seconds, 1)
     byte_seconds = max(float(slope), 1 / _MEMORY_BYTES_PER_SECOND)
-    return 1 / (byte_seconds * float(sizes.mean()))
+    return 1 / (byte_seconds * float(np.mean(num_bytes)))

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 from mpload.errors import FAILURES, ArgumentError
 from mpload.index.mixture_index import MixtureIndex
 from mpload.index.opening import open_index
-from mpload.judgement.facts import Facts, Job, StorageSpeed
+from mpload.judgement.facts import Facts, Job
 from mpload.judgement.model import predict
 from mpload.judgement.remedy import Remedy
 from mpload.loader.dataset import MPDataset
@@ -26,7 +26,7 @@ from mpload.tools.doctor.changes import changed_dataset
 from mpload.tools.doctor.empty import EmptyDecoder, SameSample, write_empty_index
 from mpload.tools.doctor.lookup import lookup_cost
 from mpload.tools.doctor.samples import measure_items, measure_samples
-from mpload.tools.doctor.storage import Files, measure_rates, measure_shards, packed_rate
+from mpload.tools.doctor.storage import Files, measure_rates, measure_shards
 
 __all__ = ["IndexSubject", "MapSubject", "Subject", "subject_of"]
 
@@ -87,12 +87,8 @@ class IndexSubject:
         return Facts(
             job=replace(job, reads_blocks=isinstance(run.batching.order, BlockShuffle | Sequential)),
             samples=replace(costs.samples, samples_per_shard=samples_per_shard),
-            storage=StorageSpeed(
-                rates=rates,
-                read=costs.read,
-                reads_per_worker=files.reads_per_worker,
-                packed_samples_per_second=packed_rate(costs.read_times),
-                open_seconds=open_seconds,
+            storage=replace(
+                costs.storage, rates=rates, reads_per_worker=files.reads_per_worker, open_seconds=open_seconds
             ),
             decode=costs.decoding.now,
             decode_alone=costs.decoding.alone,
