@@ -97,17 +97,9 @@ def measure_decoding(
     of_all, of_these = one_by_one
     ways = _ways(pipeline, images, (short_side(decoded_shape), short_side(output_shape)))
     stored = _stored(ways, images, seconds=_PREPARING_SHARE * seconds) if ways and of_these.seconds else []
-    if len(stored) < _MIN_IMAGES:
+    measured = _measured(pipeline, ways, stored, seconds=(1 - _PREPARING_SHARE) * seconds)
+    if not measured:
         return Decoding(now=of_all)
-    is_packed = pipeline.index.columns[pipeline.sources[0]].type is ColumnType.SPAN
-    has_rows = pipeline.row_index is not None
-    with tempfile.TemporaryDirectory(prefix="mpload-doctor-") as folder:
-        decoders = _decoders(ways, stored, folder=Path(folder), is_packed=is_packed, has_rows=has_rows)
-        if not decoders:
-            return Decoding(now=of_all)
-        measured = _measured(decoders, len(stored), seconds=(1 - _PREPARING_SHARE) * seconds)
-        decoders.clear()
-        gc.collect()  # closes their files: the folder cannot be removed without a descriptor
     scale = of_all.seconds / of_these.seconds
     costs, reads = [decode.times(scale) for decode, _ in measured], [read for _, read in measured]
     found = {way.change: cost for way, cost in zip(ways[1:], costs[1:], strict=True)}
@@ -129,35 +121,41 @@ def measure_decoding(
     )
 
 
-def _decoders(
-    ways: Sequence[_Way], stored: Sequence[Sequence[bytes]], *, folder: Path, is_packed: bool, has_rows: bool
-) -> list[ChunkDecoder]:
-    """Return what decodes each way; nothing if the disk is full, or no further file can be opened."""
-    try:
-        return [
-            ChunkDecoder(
-                [each[number] for each in stored],
-                way.decode,
-                folder=folder / str(number),
-                is_packed=is_packed or way.is_packed,
-                in_bulk=way.in_bulk,
-                notes_rows=has_rows or way.change is Change.ROW_INDEX,
-            )
-            for number, way in enumerate(ways)
-        ]
-    except OSError:
+def _measured(
+    pipeline: Pipeline, ways: Sequence[_Way], stored: Sequence[Sequence[bytes]], *, seconds: float
+) -> list[tuple[Cost, Cost]]:
+    """Decode the images in each way, a chunk in turn. Return what decoding and reading one costs in each way.
+
+    Return nothing if there are too few images, the disk is full, or no further file can be opened.
+    """
+    if len(stored) < _MIN_IMAGES:
         return []
-
-
-def _measured(decoders: Sequence[ChunkDecoder], num_images: int, *, seconds: float) -> list[tuple[Cost, Cost]]:
-    """Decode the images in each way, a chunk in turn. Return what decoding and reading one costs in each way."""
-    ends = time.monotonic() + seconds
-    for first in range(0, num_images, _CHUNK):
-        for decoder in decoders:
-            decoder.measure(range(first, min(first + _CHUNK, num_images)))
-        if time.monotonic() > ends:
-            break
-    return [(decoder.decode, decoder.read) for decoder in decoders]
+    is_packed = pipeline.index.columns[pipeline.sources[0]].type is ColumnType.SPAN
+    with tempfile.TemporaryDirectory(prefix="mpload-doctor-") as folder:
+        try:
+            decoders = [
+                ChunkDecoder(
+                    [each[number] for each in stored],
+                    way.decode,
+                    folder=Path(folder, str(number)),
+                    is_packed=is_packed or way.is_packed,
+                    in_bulk=way.in_bulk,
+                    notes_rows=pipeline.row_index is not None or way.change is Change.ROW_INDEX,
+                )
+                for number, way in enumerate(ways)
+            ]
+        except OSError:
+            return []
+        ends = time.monotonic() + seconds
+        for first in range(0, len(stored), _CHUNK):
+            for decoder in decoders:
+                decoder.measure(range(first, min(first + _CHUNK, len(stored))))
+            if time.monotonic() > ends:
+                break
+        found = [(decoder.decode, decoder.read) for decoder in decoders]
+        del decoder, decoders
+        gc.collect()  # closes their files: the folder cannot be removed without a descriptor
+        return found
 
 
 def _stored(ways: Sequence[_Way], images: Sequence[bytes], *, seconds: float) -> list[list[bytes]]:
@@ -199,16 +197,17 @@ def _ways(pipeline: Pipeline, images: Sequence[bytes], sides: tuple[int | None, 
         if _median_side(images) > _LARGER * short or not all("JPEG" in name for name in formats):
             options = PackOptions(resize_short=short)
             smaller = partial(way, makes_smaller=True)
-            ways.append(
-                smaller(
-                    Change.RESIZED, stored=lambda data: stored_as(data, options)[1], is_packed=True, detail=str(short)
-                )
-            )
+
+            def resized(data: bytes) -> bytes:
+                return stored_as(data, options)[1]
+
+            ways.append(smaller(Change.RESIZED, stored=resized, is_packed=True, detail=str(short)))
             if pipeline.cache is None and side <= 256:
                 ways.append(smaller(Change.CACHED_RESIZED, stored=compact, is_alone=False))
     if not type(pipeline.decode).__module__.startswith("mpload."):
         native = native_decoder(pipeline.decode, decoded_side)
-        ways.append(way(Change.NATIVE, decode=native, detail=f"mpload.{_called(native)}"))
+        size = "" if isinstance(native, ImageDecoder) else native.output_shape[0]
+        ways.append(way(Change.NATIVE, decode=native, detail=f"mpload.{type(native).__name__}({size})"))
     is_crop = type(pipeline.decode) in {RandomResizedCrop, ResizeCenterCrop}
     if is_crop and can_note_rows() and pipeline.row_index is None and "JPEG" in formats:
         ways.append(way(Change.ROW_INDEX))
@@ -247,9 +246,3 @@ def native_decoder(decode: Any, side: int | None) -> Any:
     if side is None:
         return ImageDecoder()
     return RandomResizedCrop(side) if takes(decode, "rng") else ResizeCenterCrop(side)
-
-
-def _called(decode: Any) -> str:
-    return (
-        "ImageDecoder()" if isinstance(decode, ImageDecoder) else f"{type(decode).__name__}({decode.output_shape[0]})"
-    )

@@ -6,9 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from mpload.index.index import Index
-from mpload.index.opening import open_index
-from mpload.index.text import format_header, format_line
 from mpload.judgement.facts import Change, Facts
 from mpload.judgement.remedies import resize_to
 from mpload.judgement.remedy import Remedy
@@ -25,8 +22,8 @@ from mpload.tools.pack.packing import pack_index
 __all__ = ["changed_dataset"]
 
 _MIN_SAMPLES, _MAX_SAMPLES = 64, 1024
-_MIN_LINES = 16_384
-"""An epoch of this many samples lasts longer than a trial."""
+_EPOCH_SAMPLES = 16_384
+"""So long an epoch of a pack lasts longer than a trial."""
 
 
 def changed_dataset(
@@ -53,12 +50,13 @@ def changed_dataset(
         native = native_decoder(pipeline.decode, short_side(samples.decoded_shape))
         return make(pipeline.index, decode=native, storage=storage)
     number = min(len(pipeline.index), max(_MIN_SAMPLES, min(num_samples, _MAX_SAMPLES)))
-    index = _some_samples(pipeline.index, number, folder / "some.txt")
+    chosen = np.random.default_rng(0).choice(len(pipeline.index), size=number, replace=False)
+    index = pipeline.index.select(folder / "some.txt", sample_ids=chosen)
     if remedy.change in {Change.RESIZED, Change.BASELINE}:
         side = short_side(samples.output_shape) if remedy.change is Change.RESIZED else None
         options = PackOptions(jpeg=JpegForm.BASELINE) if side is None else PackOptions(resize_short=resize_to(side))
         packed = pack_index(index, folder / "packed", options)
-        return make(_repeated(packed, _MIN_LINES // number), decode=pipeline.decode)
+        return make(packed, decode=pipeline.decode, epoch_samples=_EPOCH_SAMPLES)
     if remedy.change is Change.ROW_INDEX:
         dataset = make(index, decode=pipeline.decode, storage=storage, row_index=True)
         _read_all(dataset, facts)  # the tables of a small file are only noted when they come first
@@ -75,19 +73,3 @@ def _read_all(dataset: MPDataset[Any], facts: Facts) -> None:
     with MPLoader(dataset, num_workers=facts.job.num_workers or 1) as loader:
         for _ in loader:
             pass
-
-
-def _some_samples(index: Index, number: int, path: Path) -> Index:
-    """Write an index of random samples of another one."""
-    chosen = np.random.default_rng(0).choice(len(index), size=number, replace=False)
-    header = format_header(columns=index.columns, root=index.root, classes=index.classes)
-    path.write_bytes(header + b"".join(format_line(record.cells) for record in index.records(np.sort(chosen))))
-    return open_index(path)
-
-
-def _repeated(path: Path, times: int) -> Path:
-    """Repeat the lines of an index, so that an epoch is longer than a trial."""
-    lines = path.read_bytes().splitlines(keepends=True)
-    directives = [line for line in lines if line.startswith(b"#")]
-    path.write_bytes(b"".join(directives + lines[len(directives) :] * max(1, times)))
-    return path
