@@ -1,7 +1,7 @@
 """One case of `mpload bench memory`, run in a process of its own: read a list of samples with a loader.
 
-Prints a line of JSON for the first batch, for each epoch, and when all epochs are done. It then keeps its memory until
-stdin is closed, so that it can be measured. No file of the list is opened, and nothing is decoded.
+Prints a line of JSON for the first batch, for each epoch, and when all epochs are done. It then keeps its memory, so
+that it can be measured, until it is killed or stdin is closed. No file of the list is opened, and nothing is decoded.
 """
 
 import json
@@ -124,11 +124,6 @@ def _iterate(loader: Iterable[Any], started: float) -> int:
 
 
 if __name__ == "__main__":
-    _, _name, _path, _num_workers, _num_epochs, _max_seconds = sys.argv
-    run(
-        _name,
-        Path(_path),
-        num_workers=int(_num_workers),
-        num_epochs=int(_num_epochs),
-        max_seconds=float(_max_seconds),
-    )
+    _, _name, _path, *_numbers = sys.argv
+    _num_workers, _num_epochs, _max_seconds = map(float, _numbers)
+    run(_name, Path(_path), num_workers=int(_num_workers), num_epochs=int(_num_epochs), max_seconds=_max_seconds)
