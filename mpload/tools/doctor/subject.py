@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -19,7 +20,6 @@ from mpload.loader.loader import MPLoader
 from mpload.memory.machine import MemoryGauge
 from mpload.plan.order import BlockShuffle, Sequential
 from mpload.plan.topology import Topology
-from mpload.samples.pipeline import Pipeline
 from mpload.samples.policy import ErrorAction, ErrorPolicy
 from mpload.tools.bounded import BoundedBytes
 from mpload.tools.doctor.changes import changed_dataset
@@ -62,10 +62,6 @@ class IndexSubject:
         return self.dataset._runs.latest  # noqa: SLF001  the same package offers no other way to its parts
 
     @property
-    def _pipeline(self) -> Pipeline:
-        return self._run.pipeline
-
-    @property
     def root(self) -> str:
         """The folder of the files."""
         return self.dataset.index.root
@@ -77,7 +73,7 @@ class IndexSubject:
 
     def measure(self, job: Job, *, seconds: float, seed: int, announce: Callable[[str], None]) -> Facts:
         """Measure the costs of samples and the speed of the storage, in about `seconds`."""
-        run, pipeline = self._run, self._pipeline
+        run, pipeline = self._run, self._run.pipeline
         files = Files(run.index, storage=pipeline.storage, decode=BoundedBytes.like(pipeline.decoders))
         announce("samples: decode and transform")
         costs = measure_samples(pipeline, files, seconds=_SAMPLES_SHARE * seconds, seed=seed)
@@ -114,7 +110,7 @@ class IndexSubject:
             epochs=EpochTable(seed=0, topology=Topology()),
         )
         dataset._runs = dataset._runs.replaced(changed)  # noqa: SLF001
-        return MPLoader(dataset, num_workers=job.num_workers or 1, memory_budget=_budget(job))
+        return _loader(dataset, job)
 
     def empty_loader(self, facts: Facts, job: Job, *, folder: Path) -> MPLoader[Any]:
         """Start a loader of samples of the same form that cost nothing."""
@@ -123,11 +119,9 @@ class IndexSubject:
         dataset: MPDataset[Any] = MPDataset(
             open_index(write_empty_index(folder)),
             decode=EmptyDecoder(output_shape=shape, output_dtype=samples.output_dtype),
-            batch_size=int(job.batch_size),
-            shuffle=True,
-            topology=Topology(),
+            **_options(job),
         )
-        return MPLoader(dataset, num_workers=job.num_workers or 1, memory_budget=_budget(job))
+        return _loader(dataset, job)
 
     def changed(self, facts: Facts, remedy: Remedy, *, seconds: float, folder: Path) -> "IndexSubject":
         """Return a sample of the dataset with a change of reading or decoding, prepared in about `seconds`.
@@ -135,11 +129,9 @@ class IndexSubject:
         Raises:
             MploadError: The change cannot be applied.
         """
-        number = int(seconds * predict(facts).total)
+        number, pipeline = int(seconds * predict(facts).total), self._run.pipeline
         policy = _lenient(folder)
-        return IndexSubject(
-            changed_dataset(self._pipeline, facts, remedy, num_samples=number, folder=folder, policy=policy)
-        )
+        return IndexSubject(changed_dataset(pipeline, facts, remedy, num_samples=number, folder=folder, policy=policy))
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,39 +158,25 @@ class MapSubject:
 
     def loader(self, job: Job, *, folder: Path) -> MPLoader[Any]:
         """Start a loader of the dataset, which goes on if samples are broken."""
-        return self._loader(self.dataset, job, on_error=_lenient(folder))
+        return _loader(self.dataset, job, **_options(job), on_error=_lenient(folder))
 
     def empty_loader(self, facts: Facts, job: Job, *, folder: Path) -> MPLoader[Any]:
         """Start a loader of samples of the same form that cost nothing."""
         del facts, folder
-        return self._loader(SameSample(self._any_sample(), num_samples=len(self.dataset)), job)
+        return _loader(SameSample(self._any_sample(), num_samples=len(self.dataset)), job, **_options(job))
 
     def _any_sample(self) -> Any:
         """Return the first sample that can be made. Some can: they were measured."""
-        number = 0
-        while True:
-            try:
+        last = len(self.dataset) - 1
+        for number in range(last):
+            with suppress(*FAILURES):
                 return self.dataset[number]
-            except FAILURES:
-                number += 1
-                if number >= len(self.dataset):
-                    raise
+        return self.dataset[last]
 
     def changed(self, facts: Facts, remedy: Remedy, *, seconds: float, folder: Path) -> "Subject":
         """Raise an error: nothing is known about how the dataset reads and decodes."""
         del facts, seconds, folder
         raise ArgumentError(f"{type(self.dataset).__name__} is map-style, so this cannot be tried: {remedy.text}")
-
-    def _loader(self, dataset: Any, job: Job, **options: Any) -> MPLoader[Any]:
-        return MPLoader(
-            dataset,
-            num_workers=job.num_workers or 1,
-            memory_budget=_budget(job),
-            batch_size=int(job.batch_size),
-            shuffle=True,
-            topology=Topology(),
-            **options,
-        )
 
 
 Subject: TypeAlias = IndexSubject | MapSubject
@@ -209,5 +187,10 @@ def _lenient(folder: Path) -> ErrorPolicy:
     return ErrorPolicy(action=ErrorAction.SUBSTITUTE, report=folder / "errors.jsonl", max_error_fraction=1.0)
 
 
-def _budget(job: Job) -> int | str:
-    return "auto" if job.memory_budget_bytes is None else job.memory_budget_bytes
+def _loader(dataset: Any, job: Job, **options: Any) -> MPLoader[Any]:
+    budget = "auto" if job.memory_budget_bytes is None else job.memory_budget_bytes
+    return MPLoader(dataset, num_workers=job.num_workers or 1, memory_budget=budget, **options)
+
+
+def _options(job: Job) -> dict[str, Any]:
+    return {"batch_size": int(job.batch_size), "shuffle": True, "topology": Topology()}
