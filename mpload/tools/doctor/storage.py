@@ -1,4 +1,4 @@
-"""Measures the storage with the files of the dataset: cold and warm, one read at a time and many at once."""
+"""Measures the storage with the files of the dataset, cold and warm, and with an index larger than the memory."""
 
 import ctypes
 import mmap
@@ -18,18 +18,21 @@ from numpy.typing import NDArray
 from mpload.errors import MploadError
 from mpload.index.columns import range_of
 from mpload.index.index import Index, Record, require_files
-from mpload.judgement.facts import ReadRate, Temperature
+from mpload.index.parts import file_sizes
+from mpload.judgement.facts import Cost, ReadRate, Temperature
 from mpload.samples.pipeline import Pipeline
 from mpload.samples.policy import ErrorPolicy
 from mpload.storage.ranges import ByteRange, LmdbValue, RowValue, Span
 from mpload.tools.bounded import BoundedBytes
+from mpload.tools.doctor.stopwatch import Stopwatch
 
-__all__ = ["Files", "measure_rates", "measure_shards", "packed_rate"]
+__all__ = ["Files", "lookup_cost", "measure_rates", "measure_shards", "packed_rate"]
 
 _CONCURRENCIES = (1, 4, 16)
 _MAX_SAMPLES = 512
 _MAX_OPENED = 16
 _MIN_READS = 3
+_CHUNK_SAMPLES, _NUM_CHUNKS = 64, 16
 _MEMORY_BYTES_PER_SECOND = 5e9  # an upper bound of what a file system delivers to one reader
 
 
@@ -199,3 +202,16 @@ def packed_rate(num_bytes: Sequence[int], cold_seconds: Sequence[float]) -> floa
     slope, _ = np.polyfit(num_bytes, cold_seconds, 1)
     byte_seconds = max(float(slope), 1 / _MEMORY_BYTES_PER_SECOND)
     return 1 / (byte_seconds * float(np.mean(num_bytes)))
+
+
+def lookup_cost(index: Index, *, memory_bytes: int, seed: int) -> Cost:
+    """Return the cost to look up a random sample in the index, or none if text and sidecar fit into `memory_bytes`.
+
+    Samples are looked up a chunk at a time, as workers do.
+    """
+    if sum(file_sizes(index)) <= memory_bytes:
+        return Cost()
+    records = Stopwatch(index.records)
+    for sample_ids in np.random.default_rng(seed).integers(len(index), size=(_NUM_CHUNKS, _CHUNK_SAMPLES)):
+        records(sample_ids)
+    return records.cost(_NUM_CHUNKS * _CHUNK_SAMPLES)

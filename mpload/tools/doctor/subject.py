@@ -4,14 +4,18 @@ import copy
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
+
+import numpy as np
 
 from mpload.errors import FAILURES, ArgumentError
 from mpload.index.mixture_index import MixtureIndex
 from mpload.index.opening import open_index
-from mpload.judgement.facts import Facts, Job
+from mpload.judgement.facts import Change, Facts, Job
 from mpload.judgement.model import predict
+from mpload.judgement.remedies import resize_to
 from mpload.judgement.remedy import Remedy
 from mpload.loader.dataset import MPDataset
 from mpload.loader.epochs import EpochTable
@@ -20,17 +24,22 @@ from mpload.loader.loader import MPLoader
 from mpload.memory.machine import MemoryGauge
 from mpload.plan.order import BlockShuffle, Sequential
 from mpload.plan.topology import Topology
+from mpload.samples.cache.choice import CachedForm, PartialCache
 from mpload.samples.policy import ErrorAction, ErrorPolicy
 from mpload.tools.bounded import BoundedBytes
-from mpload.tools.doctor.changes import changed_dataset
+from mpload.tools.doctor.alternatives import native_decoder, short_side
 from mpload.tools.doctor.empty import EmptyDecoder, SameSample, write_empty_index
-from mpload.tools.doctor.lookup import lookup_cost
 from mpload.tools.doctor.samples import measure_items, measure_samples
-from mpload.tools.doctor.storage import Files, measure_rates, measure_shards
+from mpload.tools.doctor.storage import Files, lookup_cost, measure_rates, measure_shards
+from mpload.tools.pack.options import JpegForm, PackOptions
+from mpload.tools.pack.packing import pack_index
 
 __all__ = ["IndexSubject", "MapSubject", "Subject", "subject_of"]
 
 _SAMPLES_SHARE = 0.5
+_MIN_SAMPLES, _MAX_SAMPLES = 64, 1024
+_EPOCH_SAMPLES = 16_384
+"""So long an epoch of a pack lasts longer than a trial."""
 
 
 def subject_of(dataset: Any) -> "Subject":
@@ -124,14 +133,51 @@ class IndexSubject:
         return _loader(dataset, job)
 
     def changed(self, facts: Facts, remedy: Remedy, *, seconds: float, folder: Path) -> "IndexSubject":
-        """Return a sample of the dataset with a change of reading or decoding, prepared in about `seconds`.
+        """Return the dataset with a change of reading or decoding: some of its samples, if the change takes files.
+
+        Args:
+            facts: What is known about the job.
+            remedy: The change.
+            seconds: About how long samples may be prepared.
+            folder: An empty folder for them.
 
         Raises:
             MploadError: The change cannot be applied.
         """
-        number, pipeline = int(seconds * predict(facts).total), self._run.pipeline
-        policy = _lenient(folder)
-        return IndexSubject(changed_dataset(pipeline, facts, remedy, num_samples=number, folder=folder, policy=policy))
+        pipeline, samples, change = self._run.pipeline, facts.samples, remedy.change
+        storage, decode = pipeline.storage, pipeline.decode
+        make = partial(
+            MPDataset,
+            transform=pipeline.transform,
+            batch_size=8,
+            shuffle=True,
+            topology=Topology(),
+            on_error=_lenient(folder),
+        )
+        if change is Change.NATIVE:
+            native = native_decoder(decode, short_side(samples.decoded_shape))
+            return IndexSubject(make(pipeline.index, decode=native, storage=storage))
+        wanted = max(_MIN_SAMPLES, min(int(seconds * predict(facts).total), _MAX_SAMPLES))
+        chosen = np.random.default_rng(0).choice(
+            len(pipeline.index), size=min(len(pipeline.index), wanted), replace=False
+        )
+        index = pipeline.index.select(folder / "some.txt", sample_ids=chosen)
+        if change in {Change.RESIZED, Change.BASELINE}:
+            side = short_side(samples.output_shape) if change is Change.RESIZED else None
+            options = PackOptions(jpeg=JpegForm.BASELINE) if side is None else PackOptions(resize_short=resize_to(side))
+            packed = pack_index(index, folder / "packed", options)
+            return IndexSubject(make(packed, decode=decode, epoch_samples=_EPOCH_SAMPLES))
+        if change is Change.ROW_INDEX:
+            dataset = make(index, decode=decode, storage=storage, row_index=True)
+        else:
+            what = CachedForm.RESIZED if change is Change.CACHED_RESIZED else CachedForm.BYTES
+            cache = PartialCache(folder / "cache", fraction=remedy.fraction, what=what)
+            dataset = make(index, decode=decode, storage=storage, cache=cache)
+        for _ in range(2 if change is Change.ROW_INDEX else 1):  # the first may only note the tables of small files
+            with MPLoader(dataset, num_workers=facts.job.num_workers or 1) as loader:
+                for _batch in loader:  # fills a cache or a row index
+                    pass
+        return IndexSubject(dataset)
 
 
 @dataclass(frozen=True, slots=True)
