@@ -14,7 +14,7 @@ import numpy as np
 
 from mpload.errors import ArgumentError, MploadError
 from mpload.images.backends import can_note_rows
-from mpload.images.baseline import SymbolCounts
+from mpload.images.baseline import tables_for
 from mpload.images.decoders import ImageDecoder, RandomResizedCrop, ResizeCenterCrop
 from mpload.images.image import image_format, open_image
 from mpload.images.jpeg_header import is_progressive
@@ -216,12 +216,9 @@ def _ways(pipeline: Pipeline, images: Sequence[bytes], sides: tuple[int | None, 
 
 def _rewriter(images: Sequence[bytes]) -> Callable[[bytes], bytes] | None:
     try:
-        counts = SymbolCounts()
+        tables = tables_for(images)
     except ArgumentError:  # the native module was not built
         return None
-    for data in images:
-        counts.add(data)
-    tables = counts.tables()
     return lambda data: tables.rewrite(data) if is_progressive(data) else data
 
 

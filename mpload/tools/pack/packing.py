@@ -20,7 +20,7 @@ import numpy as np
 
 from mpload.errors import ArgumentError, OutageError, SampleError
 from mpload.images.arrays import RawArray
-from mpload.images.baseline import HuffmanTables, SymbolCounts
+from mpload.images.baseline import HuffmanTables, tables_for
 from mpload.images.decoders import ResizeCenterCrop
 from mpload.index.columns import Cell, ColumnType
 from mpload.index.index import Index, Record, require_files
@@ -244,18 +244,10 @@ class _Packer:
         """Estimate the size of a sample in a shard from some samples."""
         if self.rows is not None:
             return max(1, self.rows.sample_bytes)
-        num_blocks = [sum(1 + ceil(len(data) / _BLOCK_BYTES) for _, data in members) for members in self._probed()]
+        num_blocks = [sum(1 + ceil(len(data) / _BLOCK_BYTES) for _, data in members) for members in self.probed()]
         return max(1.0, _BLOCK_BYTES * sum(num_blocks) / max(1, len(num_blocks)))
 
-    def common_tables(self) -> HuffmanTables:
-        """Return the Huffman tables that suit some samples best."""
-        counts = SymbolCounts()
-        for members in self._probed():
-            for _, data in members:
-                counts.add(data)
-        return counts.tables()
-
-    def _probed(self) -> Iterator[list[tuple[str, bytes]]]:
+    def probed(self) -> Iterator[list[tuple[str, bytes]]]:
         """Yield the members of samples from all of the index. Samples that cannot be packed are left out."""
         step = max(1, len(self.source) // _PROBED_SAMPLES)
         for record in self.source.records(np.arange(0, len(self.source), step)[:_PROBED_SAMPLES]):
@@ -358,7 +350,7 @@ def _prepare(source: Index, folder: Path, options: PackOptions) -> _Packer:
             packer.rows = packer.rows_like_first()
             wanted["rows"] = asdict(packer.rows)
         if options.jpeg is JpegForm.BASELINE:
-            packer.tables = packer.common_tables()
+            packer.tables = tables_for(data for members in packer.probed() for _, data in members)
             wanted["huffman_tables"] = packer.tables.segment.hex()
         if crop is not None:
             wanted[ANTIALIAS] = True
