@@ -3,6 +3,7 @@
 import errno
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from mpload.errors import MploadError, WorkerError
@@ -13,7 +14,7 @@ from mpload.memory.usage import swapped_bytes
 from mpload.telemetry.stats import LoaderStats, Stage
 from mpload.units import MIB
 
-__all__ = ["device_copy", "run_trial"]
+__all__ = ["device_copy", "new_trial", "run_trial"]
 
 _WARM_UP_SHARE = 0.25
 _START_SECONDS, _LOOK_SECONDS = 3.0, 0.02
@@ -38,15 +39,20 @@ def run_trial(start: Callable[[], MPLoader[Any]], *, job: Job, seconds: float, *
     Raises:
         MploadError: The loader cannot start for another reason than a limit of the machine.
     """
-    about = {"num_workers": job.num_workers or 1, "batch_size": int(job.batch_size), **marks}
+    trial = new_trial(job, **marks)
     try:
         with start() as loader:
-            return _run(loader, about, seconds=seconds)
+            return _run(loader, trial, seconds=seconds)
     except (OSError, WorkerError) as error:
         is_short = _is_short_of_files(error)
         if not is_short and isinstance(error, MploadError):
             raise
-        return Trial(**about, samples_per_second=0.0, error=str(error), is_short_of_files=is_short)
+        return replace(trial, error=str(error), is_short_of_files=is_short)
+
+
+def new_trial(job: Job, **marks: Any) -> Trial:
+    """Return the trial of a job before it has a result."""
+    return Trial(num_workers=job.num_workers or 1, batch_size=int(job.batch_size), samples_per_second=0.0, **marks)
 
 
 class _Moment:
@@ -69,7 +75,7 @@ class _Moment:
         return grown_bytes / max(1, self.stats.num_samples - earlier.stats.num_samples)
 
 
-def _run(loader: MPLoader[Any], about: dict[str, Any], *, seconds: float) -> Trial:
+def _run(loader: MPLoader[Any], trial: Trial, *, seconds: float) -> Trial:
     batches = _endless(loader)
     ends_at = time.monotonic() + _START_SECONDS
     next(batches)  # starts the workers
@@ -85,12 +91,12 @@ def _run(loader: MPLoader[Any], about: dict[str, Any], *, seconds: float) -> Tri
     end = _Moment(loader)
     num_samples, seconds = end.stats.num_samples - begin.stats.num_samples, end.at_seconds - begin.at_seconds
     made_ns = end.stats.timings.total_ns - begin.stats.timings.total_ns
-    return Trial(
-        **about,
+    return replace(
+        trial,
         samples_per_second=num_samples / seconds,
         decode_seconds=end.stats.seconds_per_sample[Stage.DECODE],
         transform_seconds=end.stats.seconds_per_sample[Stage.TRANSFORM],
-        busy_share=made_ns * 1e-9 / (about["num_workers"] * seconds),
+        busy_share=made_ns * 1e-9 / (trial.num_workers * seconds),
         cpu_seconds=max(0.0, end.cpu_seconds - begin.cpu_seconds) / num_samples,
         # A worker that grows once, for a large image, does not grow in both halves.
         grown_bytes_per_sample=min(middle.growth_since(begin), end.growth_since(middle)),

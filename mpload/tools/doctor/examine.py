@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mpload.errors import ArgumentError, MploadError
-from mpload.judgement.facts import Change, Cost, Facts, Job, Trial
+from mpload.judgement.facts import Change, Cost, Facts, Job
 from mpload.judgement.model import predict, yielded_cores
 from mpload.judgement.remedies import fits, remedies
 from mpload.judgement.remedy import Remedy
@@ -20,7 +20,7 @@ from mpload.loader.loader import MPLoader
 from mpload.memory.contention import Contention, contention_between, read_pressure
 from mpload.tools.doctor.environment import read_environment
 from mpload.tools.doctor.subject import Subject
-from mpload.tools.trials import device_copy, run_trial
+from mpload.tools.trials import device_copy, new_trial, run_trial
 from mpload.units import format_counted
 
 __all__ = ["Diagnosis", "Tries", "as_in_workers", "diagnose", "examine"]
@@ -144,7 +144,9 @@ class Tries:
                     raise MploadError("no time was left. Give more with --seconds")
                 facts = self._try_remedy(facts, remedy, enough_at=started + seconds * number / len(chosen))
             except (MploadError, OSError) as error:
-                facts = _not_tried(facts, remedy, why=getattr(error, "strerror", None) or str(error))
+                why = getattr(error, "strerror", None) or str(error)
+                trial = replace(new_trial(remedy.changed(facts.job), change=remedy.change), error=why)
+                facts = replace(facts, trials=(*facts.trials, trial))
         return facts
 
     def _try_remedy(self, facts: Facts, remedy: Remedy, *, enough_at: float) -> Facts:
@@ -195,18 +197,6 @@ def _takes_no_files(remedy: Remedy) -> bool:
 
 def _can_be_tried(remedy: Remedy) -> bool:
     return _takes_no_files(remedy) or remedy.change is not None
-
-
-def _not_tried(facts: Facts, remedy: Remedy, *, why: str) -> Facts:
-    job = remedy.changed(facts.job)
-    trial = Trial(
-        num_workers=job.num_workers or 1,
-        batch_size=int(job.batch_size),
-        samples_per_second=0.0,
-        change=remedy.change,
-        error=why,
-    )
-    return replace(facts, trials=(*facts.trials, trial))
 
 
 def as_in_workers(facts: Facts) -> Facts:

@@ -90,12 +90,12 @@ class PackOptions:
             )
 
 
-def _member(kind: type[StrEnum], name: str, value: object) -> StrEnum:
-    for member in kind:
-        if member == value:
-            return member
-    names = ", ".join(repr(str(member)) for member in kind)
-    raise ArgumentError(f"{name} must be one of {names}, got {value!r}")
+def _member(kind: type[StrEnum], name: str, value: str) -> StrEnum:
+    try:
+        return kind(value)
+    except ValueError:
+        names = ", ".join(repr(str(member)) for member in kind)
+        raise ArgumentError(f"{name} must be one of {names}, got {value!r}") from None
 
 
 def crop_of(options: PackOptions, *, antialias: bool = True) -> ResizeCenterCrop | None:
