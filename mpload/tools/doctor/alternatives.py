@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +36,8 @@ _MIN_IMAGES, _CHUNK = 5, 8
 _PREPARING_SHARE = 0.4
 _MAX_BYTES = 32 * MIB
 _WORTH_NAMING = 0.9
+_PACKED, _SMALLER = {Change.BASELINE, Change.RESIZED}, {Change.RESIZED, Change.CACHED_RESIZED}
+"""The changes that take shards, and those that store images with fewer pixels."""
 
 
 def format_of(data: bytes) -> str:
@@ -68,10 +69,6 @@ class _Way:
     """Returns the bytes that are stored instead of a file's."""
     decode: Callable[..., Any]
     in_bulk: bool
-    is_packed: bool = False
-    """Whether it takes shards."""
-    makes_smaller: bool = False
-    """Whether the stored images have fewer pixels."""
     detail: str = ""
 
 
@@ -111,8 +108,8 @@ def measure_decoding(
             Alternative(
                 change=way.change,
                 decode=found[way.change],
-                mean_bytes=float(np.mean([len(each[number]) for each in stored])) if way.makes_smaller else None,
-                read=reads[number] if way.is_packed else None,
+                mean_bytes=float(np.mean([len(each[number]) for each in stored])) if way.change in _SMALLER else None,
+                read=reads[number] if way.change in _PACKED else None,
                 detail=way.detail,
             )
             for number, way in enumerate(ways)
@@ -138,7 +135,7 @@ def _measured(
                     [each[number] for each in stored],
                     way.decode,
                     folder=Path(folder, str(number)),
-                    is_packed=is_packed or way.is_packed,
+                    is_packed=is_packed or way.change in _PACKED,
                     in_bulk=way.in_bulk,
                     notes_rows=pipeline.row_index is not None or way.change is Change.ROW_INDEX,
                 )
@@ -190,20 +187,15 @@ def _ways(pipeline: Pipeline, images: Sequence[bytes], sides: tuple[int | None, 
     if has_transform and decodes_in_bulk(pipeline, pipeline.decode):
         ways.append(way(None, is_alone=True))
     if "progressive JPEG" in formats and (rewrite := _rewriter(images)) is not None:
-        ways.append(way(Change.BASELINE, stored=rewrite, is_packed=True))
+        ways.append(way(Change.BASELINE, stored=rewrite))
     decoded_side, side = sides
     if side is not None:
         short = resize_to(side)
         if _median_side(images) > _LARGER * short or not all("JPEG" in name for name in formats):
             options = PackOptions(resize_short=short)
-            smaller = partial(way, makes_smaller=True)
-
-            def resized(data: bytes) -> bytes:
-                return stored_as(data, options)[1]
-
-            ways.append(smaller(Change.RESIZED, stored=resized, is_packed=True, detail=str(short)))
+            ways.append(way(Change.RESIZED, stored=lambda data: stored_as(data, options)[1], detail=str(short)))
             if pipeline.cache is None and side <= 256:
-                ways.append(smaller(Change.CACHED_RESIZED, stored=compact, is_alone=False))
+                ways.append(way(Change.CACHED_RESIZED, stored=compact, is_alone=False))
     if not type(pipeline.decode).__module__.startswith("mpload."):
         native = native_decoder(pipeline.decode, decoded_side)
         size = "" if isinstance(native, ImageDecoder) else native.output_shape[0]
