@@ -104,23 +104,21 @@ def run(name: str, path: Path, *, num_workers: int, num_epochs: int, max_seconds
     loader = LOADERS[name](path, num_workers)
     with loader if isinstance(loader, MPLoader) else nullcontext():
         for _ in range(num_epochs):
-            epoch_started = time.perf_counter()
-            num_samples = _iterate(loader, started)
+            num_samples, epoch_started = 0, time.perf_counter()
+            for batch in loader:
+                if not num_samples:
+                    _tell(first_batch_seconds=time.perf_counter() - started)
+                num_samples += len(batch[0])
             now = time.perf_counter()
-            print(json.dumps({"epoch_seconds": now - epoch_started, "num_samples_seen": num_samples}), flush=True)
+            _tell(epoch_seconds=now - epoch_started, num_samples_seen=num_samples)
             if now - started + now - epoch_started > max_seconds:
                 break
-        print(json.dumps({"done": True}), flush=True)
+        _tell(done=True)
         sys.stdin.read()
 
 
-def _iterate(loader: Iterable[Any], started: float) -> int:
-    num_samples = 0
-    for batch in loader:
-        if not num_samples:
-            print(json.dumps({"first_batch_seconds": time.perf_counter() - started}), flush=True)
-        num_samples += len(batch[0])
-    return num_samples
+def _tell(**event: float) -> None:
+    print(json.dumps(event), flush=True)
 
 
 if __name__ == "__main__":
