@@ -14,7 +14,7 @@ from mpload.memory.usage import swapped_bytes
 from mpload.telemetry.stats import LoaderStats, Stage
 from mpload.units import MIB
 
-__all__ = ["device_copy", "new_trial", "run_trial"]
+__all__ = ["device_facts", "new_trial", "run_trial"]
 
 _WARM_UP_SHARE = 0.25
 _START_SECONDS, _LOOK_SECONDS = 3.0, 0.02
@@ -118,12 +118,12 @@ def _take(batches: Iterator[None], *, until: float) -> None:
         next(batches)
 
 
-def device_copy() -> tuple[str, float] | None:
-    """Return the accelerator's name and the bytes per second of copies to it. None if there is no accelerator."""
+def device_facts() -> dict[str, Any]:
+    """Return what an `Environment` says of the accelerator, its name and the speed of copies; nothing without one."""
     import torch  # noqa: PLC0415  takes a second; the command reports its progress first
 
     if not torch.cuda.is_available():
-        return None
+        return {}
     source = torch.empty(_COPY_BYTES, dtype=torch.uint8, pin_memory=True)
     target = torch.empty(_COPY_BYTES, dtype=torch.uint8, device="cuda")
     target.copy_(source, non_blocking=True)
@@ -132,7 +132,8 @@ def device_copy() -> tuple[str, float] | None:
     for _ in range(_NUM_COPIES):
         target.copy_(source, non_blocking=True)
     torch.cuda.synchronize()
-    return torch.cuda.get_device_name(), _NUM_COPIES * _COPY_BYTES / (time.monotonic() - started)
+    bytes_per_second = _NUM_COPIES * _COPY_BYTES / (time.monotonic() - started)
+    return {"device": torch.cuda.get_device_name(), "device_bytes_per_second": bytes_per_second}
 
 
 def _is_short_of_files(error: BaseException) -> bool:
