@@ -101,9 +101,7 @@ def _member(kind: type[StrEnum], name: str, value: str) -> StrEnum:
 def crop_of(options: PackOptions, *, antialias: bool = True) -> ResizeCenterCrop | None:
     """Return what makes the raw pixels of a pack; None if it stores encoded images.
 
-    Args:
-        options: The options of the pack.
-        antialias: Whether all pixels are averaged where images shrink. Packs of older versions do not do it.
+    Without `antialias`, not all pixels are averaged where images shrink, as in packs of older versions.
     """
     if options.decode is None:
         return None
