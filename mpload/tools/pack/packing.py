@@ -39,7 +39,7 @@ from mpload.tools.pack.comparing import compare_file
 from mpload.tools.pack.folder import begun_in, changed_shards, check_remade, folder_at, locked, note_sizes, swept
 from mpload.tools.pack.lmdb_file import compare_lmdb, write_lmdb
 from mpload.tools.pack.manifest import ANTIALIAS, MANIFEST, read_manifest, rows_in, tables_in
-from mpload.tools.pack.options import JpegForm, PackOptions, ShardFormat, crop_of, stored_as
+from mpload.tools.pack.options import JpegForm, PackOptions, ShardFormat, stored_as
 from mpload.tools.pack.rows import header_of, row_of, rows_like
 from mpload.tools.pack.workers import check_workers, done_shards
 
@@ -341,7 +341,10 @@ def _prepare(source: Index, folder: Path, options: PackOptions) -> _Packer:
     """Read or write the manifest in the folder of a pack, and check that the folder belongs to this pack."""
     wanted = {"version": _VERSION, "index": source.fingerprint, **asdict(options)}
     manifest = begun_in(folder)
-    crop = crop_of(options, antialias=manifest is None or manifest[ANTIALIAS])
+    crop = None
+    if options.decode is not None:
+        antialias = manifest is None or manifest[ANTIALIAS]
+        crop = ResizeCenterCrop(options.decode, resize=options.decode, antialias=antialias)
     packer = _Packer(source=source, folder=folder, options=options, crop=crop)
     if packer.kept:
         wanted["kept"] = list(packer.kept)
