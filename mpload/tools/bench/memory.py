@@ -135,9 +135,9 @@ def predict_bytes(results: Iterable[MemoryResult], case: MemoryCase) -> int | No
         for result in results
         if result.outcome is Outcome.DONE and replace(result.case, num_samples=case.num_samples) == case
     }
-    (*_, (less, less_bytes), (more, more_bytes)) = [(0, 0), (0, 0), *sorted(shorter.items())]
     if len(shorter) < 2:
         return None
+    *_, (less, less_bytes), (more, more_bytes) = sorted(shorter.items())
     per_sample = max(0.0, (more_bytes - less_bytes) / (more - less))
     return round(more_bytes + per_sample * (case.num_samples - more))
 

@@ -41,7 +41,8 @@ class Files:
 
     def __init__(self, index: Index, *, storage: Any = None, decode: BoundedBytes | None = None) -> None:
         require_files(index, what="mpload doctor")
-        self._decode = decode or BoundedBytes()
+        decode = decode or BoundedBytes()
+        self._pipeline = partial(Pipeline, index=index, decode=decode, policy=ErrorPolicy(), storage=storage)
         self._index = index
         self._storage = storage
         self._root = Path(index.root)
@@ -55,9 +56,6 @@ class Files:
     def reads_per_worker(self) -> int:
         """The number of samples that a worker reads ahead in parallel if reads are slow."""
         return self._pipeline().ahead.max_parallel_reads
-
-    def _pipeline(self) -> Pipeline:
-        return Pipeline(index=self._index, decode=self._decode, policy=ErrorPolicy(), storage=self._storage)
 
     def ranges(self, record: Record) -> list[ByteRange]:
         """Return the byte ranges of local files that hold a sample. Remote files and database values are left out."""
