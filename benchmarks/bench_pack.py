@@ -37,7 +37,7 @@ from bench_decode import TURN, measure
 from PIL import Image
 from records import write_record
 
-from mpload.images.baseline import SymbolCounts
+from mpload.images.baseline import tables_for
 from mpload.images.decoders import RandomResizedCrop, jpeg_backend
 from mpload.images.image import open_image
 from mpload.images.shrink import shrunk_jpeg
@@ -56,10 +56,7 @@ def encoded_again(data: bytes, **options: Any) -> bytes:
 
 def rewritten(files: list[bytes]) -> list[bytes]:
     """Rewrite JPEGs with the tables that suit all of them best."""
-    counts = SymbolCounts()
-    for data in files:
-        counts.add(data)
-    tables = counts.tables()
+    tables = tables_for(files)
     return [tables.rewrite(data) for data in files]
 
 

@@ -5,7 +5,7 @@ while the Huffman tables stay the same from one photo to the next.
 """
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -20,7 +20,7 @@ from mpload.images.jpeg_header import libjpeg_header, read_header
 from mpload.images.limits import Limits
 from mpload.native import native_module
 
-__all__ = ["HuffmanTables", "SymbolCounts", "code_lengths"]
+__all__ = ["HuffmanTables", "code_lengths", "tables_for"]
 
 _JPEG_START = b"\xff\xd8\xff"
 _MAX_CODE_BITS = 16
@@ -80,30 +80,23 @@ class HuffmanTables:
         return rewritten
 
 
-class SymbolCounts:
-    """Counts the Huffman symbols of JPEGs, from which tables are made that suit all of these JPEGs together.
+def tables_for(images: Iterable[bytes]) -> HuffmanTables:
+    """Return the tables that suit all these JPEGs together best. They also have codes for the symbols of all others.
+
+    Files that `HuffmanTables.rewrite` leaves as they are do not count.
 
     Raises:
         ArgumentError: The native module was not built.
     """
-
-    def __init__(self) -> None:
-        self._native = _native()
-        self._counts = np.zeros((len(_KINDS), 256), np.int64)
-
-    def add(self, data: bytes) -> None:
-        """Count the symbols of a JPEG. Files that `HuffmanTables.rewrite` leaves as they are do not count."""
-        if _is_acceptable(data):
-            self._native.count(data, self._counts)
-
-    def tables(self) -> HuffmanTables:
-        """Return the best tables for these JPEGs. They also have codes for all symbols of other baseline JPEGs."""
-        segment = b""
-        for (name, symbols), counts in zip(_KINDS, self._counts.tolist(), strict=True):
-            frequent = sorted(symbols, key=lambda symbol: (-counts[symbol], symbol))
-            lengths = code_lengths([counts[symbol] + 1 for symbol in frequent])
-            segment += bytes([name, *lengths, *frequent])
-        return HuffmanTables(segment=segment)
+    native, counts = _native(), np.zeros((len(_KINDS), 256), np.int64)
+    for data in filter(_is_acceptable, images):
+        native.count(data, counts)
+    segment = b""
+    for (name, symbols), frequencies in zip(_KINDS, counts.tolist(), strict=True):
+        frequent = sorted(symbols, key=lambda symbol: (-frequencies[symbol], symbol))
+        lengths = code_lengths([frequencies[symbol] + 1 for symbol in frequent])
+        segment += bytes([name, *lengths, *frequent])
+    return HuffmanTables(segment=segment)
 
 
 def _is_acceptable(data: bytes) -> bool:

@@ -1,6 +1,6 @@
 """Looks at the loaders of a running job from another process, without disturbing it."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -34,20 +34,20 @@ class Reading:
     refaulted_bytes: int
 
 
-def _pages_of(pid: int) -> dict[LoaderKey, dict[str, Any]]:
-    """Return the figures that the loaders of a process and its descendants publish; empty if it has ended."""
+def _pages_of(pids: Sequence[int]) -> dict[LoaderKey, dict[str, Any]]:
+    """Return the figures that the loaders of these processes publish. The first is that of the job."""
     found = {}
-    for each in _family(pid):
+    for each in pids:
         try:
             with figures_of(each):
                 pages = read_pages(each)
         except (FileNotFoundError, ProcessLookupError):
             continue
         except PermissionError as error:
-            if each == pid:
+            if each == pids[0]:
                 raise MploadError(
-                    f"this user may not look into process {pid}. Run this command as {_user_of(pid)}, in the container "
-                    "of that process"
+                    f"this user may not look into process {each}. Run this command as {_user_of(each)}, in the "
+                    "container of that process"
                 ) from error
             continue
         # Forked children inherit the page of their parent.
@@ -58,8 +58,8 @@ def _pages_of(pid: int) -> dict[LoaderKey, dict[str, Any]]:
 
 def read_job(pid: int) -> Reading | None:
     """Read what a job has done so far. Return None if it has ended, or has no loader with workers."""
-    pages = _pages_of(pid)
-    times = read_core_times_of(_family(pid))
+    pids = _family(pid)
+    pages, times = _pages_of(pids), read_core_times_of(pids)
     if not pages:
         return None
     return Reading(
@@ -76,7 +76,7 @@ def find_job(pid: int) -> Reading:
     Raises:
         MploadError: there is no such process, or no loader runs in it.
     """
-    if not _exists(pid):
+    if not _family(pid):
         raise MploadError(f"there is no process {pid}. Give the PID of the training process: {CANDIDATES}")
     if (found := read_job(pid)) is None:
         raise MploadError(
@@ -136,13 +136,6 @@ def is_stopped(pid: int) -> bool:
     try:
         return psutil.Process(pid).status() == psutil.STATUS_STOPPED
     except psutil.NoSuchProcess:
-        return False
-
-
-def _exists(pid: int) -> bool:
-    try:
-        return psutil.pid_exists(pid)
-    except OverflowError:  # no process has so large a number
         return False
 
 

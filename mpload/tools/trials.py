@@ -1,9 +1,9 @@
 """Trials: run a loader for a few seconds, and measure its rate, waits and memory."""
 
 import errno
-import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from mpload.errors import MploadError, WorkerError
@@ -14,7 +14,7 @@ from mpload.memory.usage import swapped_bytes
 from mpload.telemetry.stats import LoaderStats, Stage
 from mpload.units import MIB
 
-__all__ = ["device_copy", "run_trial"]
+__all__ = ["device_facts", "new_trial", "run_trial"]
 
 _WARM_UP_SHARE = 0.25
 _START_SECONDS, _LOOK_SECONDS = 3.0, 0.02
@@ -39,15 +39,20 @@ def run_trial(start: Callable[[], MPLoader[Any]], *, job: Job, seconds: float, *
     Raises:
         MploadError: The loader cannot start for another reason than a limit of the machine.
     """
-    about = {"num_workers": job.num_workers or 1, "batch_size": int(job.batch_size), **marks}
+    trial = new_trial(job, **marks)
     try:
         with start() as loader:
-            return _run(loader, about, seconds=seconds)
+            return _run(loader, trial, seconds=seconds)
     except (OSError, WorkerError) as error:
         is_short = _is_short_of_files(error)
         if not is_short and isinstance(error, MploadError):
             raise
-        return Trial(**about, samples_per_second=0.0, error=str(error), is_short_of_files=is_short)
+        return replace(trial, error=str(error), is_short_of_files=is_short)
+
+
+def new_trial(job: Job, **marks: Any) -> Trial:
+    """Return the trial of a job before it has a result."""
+    return Trial(num_workers=job.num_workers or 1, batch_size=int(job.batch_size), samples_per_second=0.0, **marks)
 
 
 class _Moment:
@@ -59,7 +64,6 @@ class _Moment:
         self.at_seconds = time.monotonic()
         self.cpu_seconds = running + time.process_time()
         self.stats: LoaderStats = loader.stats()
-        self.num_samples = self.stats.num_samples
         # Memory that comes back from the swap space is no growth.
         self.held_bytes = self.stats.memory.workers_bytes + sum(map(swapped_bytes, pids))
 
@@ -68,70 +72,58 @@ class _Moment:
         grown_bytes = self.held_bytes - earlier.held_bytes
         if grown_bytes < _GROWS_BYTES * self.stats.num_workers:
             return 0.0
-        return grown_bytes / max(1, self.num_samples - earlier.num_samples)
+        return grown_bytes / max(1, self.stats.num_samples - earlier.stats.num_samples)
 
 
-class _HaveStarted:
-    """Tells whether all workers have made a sample, or have had enough time to."""
-
-    def __init__(self, loader: MPLoader[Any]) -> None:
-        self._loader = loader
-        self._ends = time.monotonic() + _START_SECONDS
-        self._looks_at = 0.0
-
-    def __call__(self, now: float) -> bool:
-        if now > self._ends:
-            return True
-        if now < self._looks_at:
-            return False
-        self._looks_at = now + _LOOK_SECONDS  # statistics take time
-        return all(worker.timings.total_ns for worker in self._loader.stats().workers)
-
-
-def _run(loader: MPLoader[Any], about: dict[str, Any], *, seconds: float) -> Trial:
-    begins_at, ends_at, num_batches = 0.0, math.inf, 0
-    have_started = _HaveStarted(loader)
-    moments: list[_Moment] = []  # after the warm-up, and in the middle
-    while True:
-        for batch in loader:
-            del batch  # releases its slot
-            now = time.monotonic()
-            if not begins_at and have_started(now):
-                begins_at = now + _WARM_UP_SHARE * seconds
-            num_batches += 1
-            if not moments and begins_at and now >= begins_at:
-                moments.append(_Moment(loader))
-                num_batches = 0
-                reading_seconds = time.monotonic() - now
-                ends_at = now + max((1 - _WARM_UP_SHARE) * seconds, _MIN_READINGS * reading_seconds)
-            elif len(moments) == 1 and now >= (moments[0].at_seconds + ends_at) / 2:
-                moments.append(_Moment(loader))
-            elif len(moments) == 2 and num_batches >= 2 and now >= ends_at:
-                return _result(about, [*moments, _Moment(loader)])
-
-
-def _result(about: dict[str, Any], moments: list[_Moment]) -> Trial:
-    begin, middle, end = moments
-    num_samples, seconds = end.num_samples - begin.num_samples, end.at_seconds - begin.at_seconds
+def _run(loader: MPLoader[Any], trial: Trial, *, seconds: float) -> Trial:
+    batches = _endless(loader)
+    ends_at = time.monotonic() + _START_SECONDS
+    next(batches)  # starts the workers
+    while time.monotonic() < ends_at and not all(worker.timings.total_ns for worker in loader.stats().workers):
+        _take(batches, until=time.monotonic() + _LOOK_SECONDS)  # statistics take time
+    _take(batches, until=time.monotonic() + _WARM_UP_SHARE * seconds)
+    asked_at, begin = time.monotonic(), _Moment(loader)
+    reading_seconds = time.monotonic() - asked_at
+    ends_at = asked_at + max((1 - _WARM_UP_SHARE) * seconds, _MIN_READINGS * reading_seconds)
+    _take(batches, until=(begin.at_seconds + ends_at) / 2)
+    middle = _Moment(loader)
+    _take(batches, until=ends_at)
+    end = _Moment(loader)
+    num_samples, seconds = end.stats.num_samples - begin.stats.num_samples, end.at_seconds - begin.at_seconds
     made_ns = end.stats.timings.total_ns - begin.stats.timings.total_ns
-    return Trial(
-        **about,
+    return replace(
+        trial,
         samples_per_second=num_samples / seconds,
         decode_seconds=end.stats.seconds_per_sample[Stage.DECODE],
         transform_seconds=end.stats.seconds_per_sample[Stage.TRANSFORM],
-        busy_share=made_ns * 1e-9 / (about["num_workers"] * seconds),
+        busy_share=made_ns * 1e-9 / (trial.num_workers * seconds),
         cpu_seconds=max(0.0, end.cpu_seconds - begin.cpu_seconds) / num_samples,
         # A worker that grows once, for a large image, does not grow in both halves.
         grown_bytes_per_sample=min(middle.growth_since(begin), end.growth_since(middle)),
     )
 
 
-def device_copy() -> tuple[str, float] | None:
-    """Return the accelerator's name and the bytes per second of copies to it. None if there is no accelerator."""
+def _endless(loader: MPLoader[Any]) -> Iterator[None]:
+    """Take batches of one epoch after another. Each is released at once."""
+    while True:
+        for batch in loader:
+            del batch
+            yield
+
+
+def _take(batches: Iterator[None], *, until: float) -> None:
+    """Take batches, at least one, until a moment."""
+    next(batches)
+    while time.monotonic() < until:
+        next(batches)
+
+
+def device_facts() -> dict[str, Any]:
+    """Return what an `Environment` says of the accelerator, its name and the speed of copies; nothing without one."""
     import torch  # noqa: PLC0415  takes a second; the command reports its progress first
 
     if not torch.cuda.is_available():
-        return None
+        return {}
     source = torch.empty(_COPY_BYTES, dtype=torch.uint8, pin_memory=True)
     target = torch.empty(_COPY_BYTES, dtype=torch.uint8, device="cuda")
     target.copy_(source, non_blocking=True)
@@ -140,7 +132,8 @@ def device_copy() -> tuple[str, float] | None:
     for _ in range(_NUM_COPIES):
         target.copy_(source, non_blocking=True)
     torch.cuda.synchronize()
-    return torch.cuda.get_device_name(), _NUM_COPIES * _COPY_BYTES / (time.monotonic() - started)
+    bytes_per_second = _NUM_COPIES * _COPY_BYTES / (time.monotonic() - started)
+    return {"device": torch.cuda.get_device_name(), "device_bytes_per_second": bytes_per_second}
 
 
 def _is_short_of_files(error: BaseException) -> bool:

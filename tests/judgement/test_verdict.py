@@ -30,8 +30,8 @@ from mpload.memory.contention import Contention
 from mpload.memory.core_times import CoreShares
 from mpload.telemetry.stats import LoaderStats, Timings, running_facts
 from mpload.tools.doctor.examine import Diagnosis
-from mpload.tools.doctor.lookup import lookup_cost
 from mpload.tools.doctor.report import render_report
+from mpload.tools.doctor.storage import lookup_cost
 from mpload.units import GIB
 from tests.support.index_texts import make_text
 from tests.support.judged import plain

@@ -137,7 +137,7 @@ def test_a_deleted_shard_of_an_unfinished_pack_is_made_again(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("mpload.tools.pack.packing.write_texts", stopped)
+        patch.setattr("mpload.tools.pack.packing.check_text", stopped)
         with pytest.raises(KeyboardInterrupt):
             pack_index(index, out)
     (out / "shard-000000.tar").unlink()

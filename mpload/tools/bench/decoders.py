@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import cv2
 import numpy as np
@@ -24,9 +24,6 @@ from mpload.samples.pipeline import Pipeline
 from mpload.samples.policy import ErrorPolicy
 from mpload.tools.pictures.figures import BLUE, GREY, add_titles, new_figure
 from mpload.units import format_counted
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 __all__ = ["CROP", "DECODE", "Backend", "Speed", "draw_speeds", "installed_backends", "measure_speeds", "read_images"]
 
@@ -110,61 +107,52 @@ def measure_speeds(
     """
     rng = SampleRng(seed=seed, epoch=0)
     turns = {(each.name, task): call for each in backends for task, call in _tasks(each, files, rng).items()}
-    rates: dict[tuple[str, str], list[float]] = {turn: [] for turn in turns}
-    failed = dict.fromkeys(turns, 0)
+    timed: dict[tuple[str, str], list[tuple[float | None, int]]] = {turn: [] for turn in turns}
     num_threads = cv2.getNumThreads()
     cv2.setNumThreads(1)
     try:
         for done in range(rounds):
             for turn, call in turns.items():
                 _timed(call, range(min(_NUM_WARM_UP_IMAGES, len(files))))
-                rate, failed[turn] = _timed(call, range(len(files)))
-                if rate is not None:
-                    rates[turn].append(rate)
+                timed[turn].append(_timed(call, range(len(files))))
             if progress is not None:
                 progress(done + 1)
     finally:
         cv2.setNumThreads(num_threads)
-    if not any(rates.values()):
+    speeds = []
+    for (name, task), found in timed.items():
+        rates = [rate for rate, _ in found if rate is not None]
+        median = statistics.median(rates) if rates else None
+        speeds.append(Speed(backend=name, task=task, images_per_second=median, failed=found[-1][1]))
+    if not any(speed.images_per_second for speed in speeds):
         raise MploadError(
             f"none of {format_counted(len(files), 'file')} is an image that can be decoded. "
             "To find out why: mpload inspect INDEX --check"
         )
-    medians = {turn: statistics.median(found) if found else None for turn, found in rates.items()}
-    return [
-        Speed(backend=name, task=task, images_per_second=medians[name, task], failed=failed[name, task])
-        for name, task in turns
-    ]
+    return speeds
 
 
 def draw_speeds(speeds: Sequence[Speed], path: Path) -> None:
     """Write a bar chart of `speeds` as a PNG. Needs matplotlib."""
     names = list(dict.fromkeys(speed.backend for speed in speeds))
+    rates = {(speed.backend, speed.task): speed.images_per_second or 0.0 for speed in speeds}
+    fastest = max(names, key=lambda name: rates[name, CROP])
+    finding = f"{fastest.partition(',')[0]} is fastest: {rates[fastest, CROP]:,.0f} crops per second"
     with new_figure(path, width=8, height=1.4 + 0.55 * len(names)) as figure:
-        _draw_bars(figure.add_subplot(), speeds, names)
-
-
-def _draw_bars(axes: "Axes", speeds: Sequence[Speed], names: Sequence[str]) -> None:
-    for number, (task, colour) in enumerate(((DECODE, GREY), (CROP, BLUE))):
-        rates = [speed.images_per_second or 0.0 for speed in speeds if speed.task == task]
-        bars = axes.barh(np.arange(len(names)) + 0.4 * number, rates, height=0.36, color=colour)
-        labels = [f"{rate:,.0f}" if rate else "failed" for rate in rates]
-        labels[0] += f" {task}"
-        axes.bar_label(bars, labels, padding=4)
-    axes.set_yticks(np.arange(len(names)) + 0.2, names)
-    axes.set_xticks([])
-    axes.invert_yaxis()
-    axes.margins(x=0.2)
-    axes.grid(visible=False)
-    axes.spines["bottom"].set_visible(False)
-    crops = {speed.backend: speed.images_per_second or 0.0 for speed in speeds if speed.task == CROP}
-    fastest = max(crops, key=crops.__getitem__)
-    name = fastest.partition(",")[0]
-    add_titles(
-        axes,
-        f"{name} is fastest: {crops[fastest]:,.0f} crops per second",
-        "Images per second on one core; longer is faster",
-    )
+        axes = figure.add_subplot()
+        for number, (task, colour) in enumerate(((DECODE, GREY), (CROP, BLUE))):
+            lengths = [rates[name, task] for name in names]
+            bars = axes.barh(np.arange(len(names)) + 0.4 * number, lengths, height=0.36, color=colour)
+            labels = [f"{rate:,.0f}" if rate else "failed" for rate in lengths]
+            labels[0] += f" {task}"
+            axes.bar_label(bars, labels, padding=4)
+        axes.set_yticks(np.arange(len(names)) + 0.2, names)
+        axes.set_xticks([])
+        axes.invert_yaxis()
+        axes.margins(x=0.2)
+        axes.grid(visible=False)
+        axes.spines["bottom"].set_visible(False)
+        add_titles(axes, finding, "Images per second on one core; longer is faster")
 
 
 def _tasks(backend: Backend, files: Sequence[bytes], rng: SampleRng) -> dict[str, Callable[[int], Pixels]]:

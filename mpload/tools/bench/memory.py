@@ -20,6 +20,7 @@ from mpload.errors import ArgumentError, MploadError
 from mpload.index.opening import open_index
 from mpload.memory.machine import MemoryGauge, available_bytes
 from mpload.memory.process_tree import ProcessTree
+from mpload.memory.usage import sum_memory
 from mpload.tools.bench.sample_lists import LINE_BYTES, write_list
 from mpload.units import GIB, format_bytes, format_counted
 
@@ -134,9 +135,9 @@ def predict_bytes(results: Iterable[MemoryResult], case: MemoryCase) -> int | No
         for result in results
         if result.outcome is Outcome.DONE and replace(result.case, num_samples=case.num_samples) == case
     }
-    (*_, (less, less_bytes), (more, more_bytes)) = [(0, 0), (0, 0), *sorted(shorter.items())]
     if len(shorter) < 2:
         return None
+    *_, (less, less_bytes), (more, more_bytes) = sorted(shorter.items())
     per_sample = max(0.0, (more_bytes - less_bytes) / (more - less))
     return round(more_bytes + per_sample * (case.num_samples - more))
 
@@ -196,34 +197,35 @@ def measure_case(
     """
     arguments = [case.loader, str(path), str(case.num_workers), str(num_epochs), str(max_seconds)]
     curve: list[Moment] = []
-    outcome = Outcome.DONE
+    outcome = None
     started = time.monotonic()
-    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as errors:
-        process = subprocess.Popen(
+    with (
+        tempfile.TemporaryFile() as out,
+        tempfile.TemporaryFile() as errors,
+        subprocess.Popen(
             [sys.executable, "-W", "ignore", "-m", "mpload.tools.bench.memory_case", *arguments],
             stdin=subprocess.PIPE,
             stdout=out,
             stderr=errors,
             start_new_session=True,
-        )
+        ) as process,
+    ):
         try:
             tree = ProcessTree(process.pid)
-            while _is_running(process):
+            while outcome is None and _is_running(process):
                 is_done = _DONE in _content(out)
                 curve += _read_memory(tree, time.monotonic() - started, in_full=is_done)
                 if is_done:
-                    _close_stdin(process)
-                if available_bytes() < reserve_bytes:
+                    outcome = Outcome.DONE
+                elif available_bytes() < reserve_bytes:
                     outcome = Outcome.OUT_OF_MEMORY
-                    break
-                if time.monotonic() - started > max_seconds:
+                elif time.monotonic() - started > max_seconds:
                     outcome = Outcome.OUT_OF_TIME
-                    break
         finally:
             _kill(process)
-        if outcome is Outcome.DONE and process.returncode == -signal.SIGKILL:  # not by us: most likely by the kernel
+        if outcome is None and process.returncode == -signal.SIGKILL:  # not by us: most likely by the kernel
             outcome = Outcome.OUT_OF_MEMORY
-        if outcome is Outcome.DONE and process.returncode:
+        if outcome is None:
             reason = _content(errors).decode(errors="replace").strip().rpartition("\n")[2]
             raise MploadError(f"{case} ended with exit code {process.returncode}: {reason}")
         events = [json.loads(line) for line in _content(out).splitlines()]
@@ -245,16 +247,11 @@ def measure_case(
 
 def _read_memory(tree: ProcessTree, seconds: float, *, in_full: bool) -> list[Moment]:
     processes = tree.read(max_seconds=math.inf if in_full else _INTERVAL_SECONDS * _CORE_SHARE)
-    if not processes:
-        return []
-    return [
-        Moment(
-            seconds=seconds,
-            pss_bytes=sum(process.pss_bytes for process in processes),
-            uss_bytes=sum(process.uss_bytes for process in processes),
-            largest_child_uss_bytes=max((process.uss_bytes for process in processes[1:]), default=0),
-        )
-    ]
+    total, largest = sum_memory(processes), max((process.uss_bytes for process in processes[1:]), default=0)
+    moment = Moment(
+        seconds=seconds, pss_bytes=total.pss_bytes, uss_bytes=total.uss_bytes, largest_child_uss_bytes=largest
+    )
+    return [moment] if processes else []
 
 
 def _is_running(process: "subprocess.Popen[bytes]") -> bool:
@@ -266,28 +263,18 @@ def _is_running(process: "subprocess.Popen[bytes]") -> bool:
 
 
 def _content(file: IO[bytes]) -> bytes:
-    return os.pread(
-        file.fileno(), os.fstat(file.fileno()).st_size, 0
-    )  # a read would move the offset that the process shares
-
-
-def _close_stdin(process: "subprocess.Popen[bytes]") -> None:
-    assert process.stdin is not None
-    process.stdin.close()
+    # A read would move the offset that the process shares.
+    return os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0)
 
 
 def _kill(process: "subprocess.Popen[bytes]") -> None:
-    """Kill the processes of a case, and wait until their memory is free again."""
-    _close_stdin(process)
-    try:
-        family = psutil.Process(process.pid).children(recursive=True)
-    except psutil.NoSuchProcess:
-        family = []
+    """Kill the processes of a case, if it has not ended, and wait until their memory is free again."""
     if process.poll() is None:
+        family = psutil.Process(process.pid).children(recursive=True)
         os.killpg(process.pid, signal.SIGKILL)
-    process.wait(_EXIT_SECONDS)
-    for member in psutil.wait_procs(family, timeout=_EXIT_SECONDS)[1]:
-        member.kill()
+        process.wait(_EXIT_SECONDS)
+        for member in psutil.wait_procs(family, timeout=_EXIT_SECONDS)[1]:
+            member.kill()
 
 
 def _make_list(path: Path, num_samples: int) -> None:

@@ -1,7 +1,7 @@
 """One case of `mpload bench memory`, run in a process of its own: read a list of samples with a loader.
 
-Prints a line of JSON for the first batch, for each epoch, and when all epochs are done. It then keeps its memory until
-stdin is closed, so that it can be measured. No file of the list is opened, and nothing is decoded.
+Prints a line of JSON for the first batch, for each epoch, and when all epochs are done. It then keeps its memory, so
+that it can be measured, until it is killed or stdin is closed. No file of the list is opened, and nothing is decoded.
 """
 
 import json
@@ -104,31 +104,24 @@ def run(name: str, path: Path, *, num_workers: int, num_epochs: int, max_seconds
     loader = LOADERS[name](path, num_workers)
     with loader if isinstance(loader, MPLoader) else nullcontext():
         for _ in range(num_epochs):
-            epoch_started = time.perf_counter()
-            num_samples = _iterate(loader, started)
+            num_samples, epoch_started = 0, time.perf_counter()
+            for batch in loader:
+                if not num_samples:
+                    _tell(first_batch_seconds=time.perf_counter() - started)
+                num_samples += len(batch[0])
             now = time.perf_counter()
-            print(json.dumps({"epoch_seconds": now - epoch_started, "num_samples_seen": num_samples}), flush=True)
+            _tell(epoch_seconds=now - epoch_started, num_samples_seen=num_samples)
             if now - started + now - epoch_started > max_seconds:
                 break
-        print(json.dumps({"done": True}), flush=True)
+        _tell(done=True)
         sys.stdin.read()
 
 
-def _iterate(loader: Iterable[Any], started: float) -> int:
-    num_samples = 0
-    for batch in loader:
-        if not num_samples:
-            print(json.dumps({"first_batch_seconds": time.perf_counter() - started}), flush=True)
-        num_samples += len(batch[0])
-    return num_samples
+def _tell(**event: float) -> None:
+    print(json.dumps(event), flush=True)
 
 
 if __name__ == "__main__":
-    _, _name, _path, _num_workers, _num_epochs, _max_seconds = sys.argv
-    run(
-        _name,
-        Path(_path),
-        num_workers=int(_num_workers),
-        num_epochs=int(_num_epochs),
-        max_seconds=float(_max_seconds),
-    )
+    _, _name, _path, *_numbers = sys.argv
+    _num_workers, _num_epochs, _max_seconds = map(float, _numbers)
+    run(_name, Path(_path), num_workers=int(_num_workers), num_epochs=int(_num_epochs), max_seconds=_max_seconds)

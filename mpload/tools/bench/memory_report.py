@@ -19,8 +19,8 @@ from mpload.tools.pictures.figures import (
     format_large_count,
     name_lines,
     new_figure,
+    round_ticks,
     set_byte_axis,
-    set_count_axis,
     set_time_axis,
 )
 from mpload.units import format_bytes, format_count, format_counted, format_seconds
@@ -98,7 +98,10 @@ def _draw_peaks(axes: "Axes", results: Sequence[MemoryResult]) -> None:
         axes.scatter(samples, sizes, s=28, facecolors=fills, edgecolors=colour, zorder=3, clip_on=False)
         text = f"{label}: {format_bytes_like(sizes[-1], beside=most)}"
         names.append(LineName(text=text, colour=colour, x=samples[-1], y=sizes[-1]))
-    set_count_axis(axes, max(result.case.num_samples for result in results), what="samples in the dataset")
+    longest = max(result.case.num_samples for result in results)
+    ticks = round_ticks(longest)
+    axes.set_xticks(ticks, list(map(format_large_count, ticks)))
+    axes.set(xlim=(0, 1.02 * longest), xlabel="samples in the dataset")
     set_byte_axis(axes, most)
     predicted = "; dashed: predicted, too large to run" if any(result.needed_bytes for result in results) else ""
     about = f"Peak memory (PSS) of all processes, {format_counted(results[0].case.num_workers, 'worker')}{predicted}"

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import numpy as np
 
 from mpload.errors import ArgumentError, MploadError
 from mpload.images.backends import can_note_rows
-from mpload.images.baseline import SymbolCounts
+from mpload.images.baseline import tables_for
 from mpload.images.decoders import ImageDecoder, RandomResizedCrop, ResizeCenterCrop
 from mpload.images.image import image_format, open_image
 from mpload.images.jpeg_header import is_progressive
@@ -37,6 +36,8 @@ _MIN_IMAGES, _CHUNK = 5, 8
 _PREPARING_SHARE = 0.4
 _MAX_BYTES = 32 * MIB
 _WORTH_NAMING = 0.9
+_PACKED, _SMALLER = {Change.BASELINE, Change.RESIZED}, {Change.RESIZED, Change.CACHED_RESIZED}
+"""The changes that take shards, and those that store images with fewer pixels."""
 
 
 def format_of(data: bytes) -> str:
@@ -68,10 +69,6 @@ class _Way:
     """Returns the bytes that are stored instead of a file's."""
     decode: Callable[..., Any]
     in_bulk: bool
-    is_packed: bool = False
-    """Whether it takes shards."""
-    makes_smaller: bool = False
-    """Whether the stored images have fewer pixels."""
     detail: str = ""
 
 
@@ -97,17 +94,9 @@ def measure_decoding(
     of_all, of_these = one_by_one
     ways = _ways(pipeline, images, (short_side(decoded_shape), short_side(output_shape)))
     stored = _stored(ways, images, seconds=_PREPARING_SHARE * seconds) if ways and of_these.seconds else []
-    if len(stored) < _MIN_IMAGES:
+    measured = _measured(pipeline, ways, stored, seconds=(1 - _PREPARING_SHARE) * seconds)
+    if not measured:
         return Decoding(now=of_all)
-    is_packed = pipeline.index.columns[pipeline.sources[0]].type is ColumnType.SPAN
-    has_rows = pipeline.row_index is not None
-    with tempfile.TemporaryDirectory(prefix="mpload-doctor-") as folder:
-        decoders = _decoders(ways, stored, folder=Path(folder), is_packed=is_packed, has_rows=has_rows)
-        if not decoders:
-            return Decoding(now=of_all)
-        measured = _measured(decoders, len(stored), seconds=(1 - _PREPARING_SHARE) * seconds)
-        decoders.clear()
-        gc.collect()  # closes their files: the folder cannot be removed without a descriptor
     scale = of_all.seconds / of_these.seconds
     costs, reads = [decode.times(scale) for decode, _ in measured], [read for _, read in measured]
     found = {way.change: cost for way, cost in zip(ways[1:], costs[1:], strict=True)}
@@ -119,8 +108,8 @@ def measure_decoding(
             Alternative(
                 change=way.change,
                 decode=found[way.change],
-                mean_bytes=float(np.mean([len(each[number]) for each in stored])) if way.makes_smaller else None,
-                read=reads[number] if way.is_packed else None,
+                mean_bytes=float(np.mean([len(each[number]) for each in stored])) if way.change in _SMALLER else None,
+                read=reads[number] if way.change in _PACKED else None,
                 detail=way.detail,
             )
             for number, way in enumerate(ways)
@@ -129,35 +118,41 @@ def measure_decoding(
     )
 
 
-def _decoders(
-    ways: Sequence[_Way], stored: Sequence[Sequence[bytes]], *, folder: Path, is_packed: bool, has_rows: bool
-) -> list[ChunkDecoder]:
-    """Return what decodes each way; nothing if the disk is full, or no further file can be opened."""
-    try:
-        return [
-            ChunkDecoder(
-                [each[number] for each in stored],
-                way.decode,
-                folder=folder / str(number),
-                is_packed=is_packed or way.is_packed,
-                in_bulk=way.in_bulk,
-                notes_rows=has_rows or way.change is Change.ROW_INDEX,
-            )
-            for number, way in enumerate(ways)
-        ]
-    except OSError:
+def _measured(
+    pipeline: Pipeline, ways: Sequence[_Way], stored: Sequence[Sequence[bytes]], *, seconds: float
+) -> list[tuple[Cost, Cost]]:
+    """Decode the images in each way, a chunk in turn. Return what decoding and reading one costs in each way.
+
+    Return nothing if there are too few images, the disk is full, or no further file can be opened.
+    """
+    if len(stored) < _MIN_IMAGES:
         return []
-
-
-def _measured(decoders: Sequence[ChunkDecoder], num_images: int, *, seconds: float) -> list[tuple[Cost, Cost]]:
-    """Decode the images in each way, a chunk in turn. Return what decoding and reading one costs in each way."""
-    ends = time.monotonic() + seconds
-    for first in range(0, num_images, _CHUNK):
-        for decoder in decoders:
-            decoder.measure(range(first, min(first + _CHUNK, num_images)))
-        if time.monotonic() > ends:
-            break
-    return [(decoder.decode, decoder.read) for decoder in decoders]
+    is_packed = pipeline.index.columns[pipeline.sources[0]].type is ColumnType.SPAN
+    with tempfile.TemporaryDirectory(prefix="mpload-doctor-") as folder:
+        try:
+            decoders = [
+                ChunkDecoder(
+                    [each[number] for each in stored],
+                    way.decode,
+                    folder=Path(folder, str(number)),
+                    is_packed=is_packed or way.change in _PACKED,
+                    in_bulk=way.in_bulk,
+                    notes_rows=pipeline.row_index is not None or way.change is Change.ROW_INDEX,
+                )
+                for number, way in enumerate(ways)
+            ]
+        except OSError:
+            return []
+        ends = time.monotonic() + seconds
+        for first in range(0, len(stored), _CHUNK):
+            for decoder in decoders:
+                decoder.measure(range(first, min(first + _CHUNK, len(stored))))
+            if time.monotonic() > ends:
+                break
+        found = [(decoder.decode, decoder.read) for decoder in decoders]
+        del decoder, decoders
+        gc.collect()  # closes their files: the folder cannot be removed without a descriptor
+        return found
 
 
 def _stored(ways: Sequence[_Way], images: Sequence[bytes], *, seconds: float) -> list[list[bytes]]:
@@ -192,23 +187,19 @@ def _ways(pipeline: Pipeline, images: Sequence[bytes], sides: tuple[int | None, 
     if has_transform and decodes_in_bulk(pipeline, pipeline.decode):
         ways.append(way(None, is_alone=True))
     if "progressive JPEG" in formats and (rewrite := _rewriter(images)) is not None:
-        ways.append(way(Change.BASELINE, stored=rewrite, is_packed=True))
+        ways.append(way(Change.BASELINE, stored=rewrite))
     decoded_side, side = sides
     if side is not None:
         short = resize_to(side)
         if _median_side(images) > _LARGER * short or not all("JPEG" in name for name in formats):
             options = PackOptions(resize_short=short)
-            smaller = partial(way, makes_smaller=True)
-            ways.append(
-                smaller(
-                    Change.RESIZED, stored=lambda data: stored_as(data, options)[1], is_packed=True, detail=str(short)
-                )
-            )
+            ways.append(way(Change.RESIZED, stored=lambda data: stored_as(data, options)[1], detail=str(short)))
             if pipeline.cache is None and side <= 256:
-                ways.append(smaller(Change.CACHED_RESIZED, stored=compact, is_alone=False))
+                ways.append(way(Change.CACHED_RESIZED, stored=compact, is_alone=False))
     if not type(pipeline.decode).__module__.startswith("mpload."):
         native = native_decoder(pipeline.decode, decoded_side)
-        ways.append(way(Change.NATIVE, decode=native, detail=f"mpload.{_called(native)}"))
+        size = "" if isinstance(native, ImageDecoder) else native.output_shape[0]
+        ways.append(way(Change.NATIVE, decode=native, detail=f"mpload.{type(native).__name__}({size})"))
     is_crop = type(pipeline.decode) in {RandomResizedCrop, ResizeCenterCrop}
     if is_crop and can_note_rows() and pipeline.row_index is None and "JPEG" in formats:
         ways.append(way(Change.ROW_INDEX))
@@ -217,12 +208,9 @@ def _ways(pipeline: Pipeline, images: Sequence[bytes], sides: tuple[int | None, 
 
 def _rewriter(images: Sequence[bytes]) -> Callable[[bytes], bytes] | None:
     try:
-        counts = SymbolCounts()
+        tables = tables_for(images)
     except ArgumentError:  # the native module was not built
         return None
-    for data in images:
-        counts.add(data)
-    tables = counts.tables()
     return lambda data: tables.rewrite(data) if is_progressive(data) else data
 
 
@@ -247,9 +235,3 @@ def native_decoder(decode: Any, side: int | None) -> Any:
     if side is None:
         return ImageDecoder()
     return RandomResizedCrop(side) if takes(decode, "rng") else ResizeCenterCrop(side)
-
-
-def _called(decode: Any) -> str:
-    return (
-        "ImageDecoder()" if isinstance(decode, ImageDecoder) else f"{type(decode).__name__}({decode.output_shape[0]})"
-    )

@@ -11,10 +11,8 @@ import numpy as np
 
 from mpload.errors import MploadError
 from mpload.images.many import many_decoder
-from mpload.index.columns import Cell, parse_columns
 from mpload.index.index import lines_of
 from mpload.index.opening import open_index
-from mpload.index.text import format_header, format_line
 from mpload.judgement.facts import Cost
 from mpload.plan.batch_number import BatchNumber
 from mpload.plan.topology import Topology
@@ -64,7 +62,7 @@ class ChunkDecoder:
             notes_rows: Whether there is a row index, which is filled when photos are decoded for the first time.
         """
         folder.mkdir()
-        cells: list[Cell] = [str(number) for number in range(len(images))]
+        cells: list[Span | int] = [*range(len(images))]
         if is_packed:
             ends = [*accumulate(map(len, images), initial=0)]
             cells = [Span("shard", start, end - start) for start, end in pairwise(ends)]
@@ -72,16 +70,14 @@ class ChunkDecoder:
         else:
             for number, data in enumerate(images):
                 (folder / str(number)).write_bytes(data)
-        columns = parse_columns(f"image:{'span' if is_packed else 'path'}")
-        path = folder.with_suffix(".txt")
-        header = format_header(columns=columns, root=str(folder))
-        path.write_bytes(header + b"".join(format_line([cell]) for cell in cells))
+        path = folder / "index.txt"
+        lines = "".join(f"{cell}\n" for cell in cells)
+        path.write_text(f"#mpload 1\n#columns image:{'span' if is_packed else 'path'}\n{lines}", encoding="ascii")
         index = open_index(path)
         rows = create_row_index(index) if notes_rows else None
         self._pipeline = Pipeline(index=index, decode=decode, policy=ErrorPolicy(), row_index=rows)
-        self._bulk: BulkPipeline | None = None
-        if in_bulk:
-            self._bulk = BulkPipeline.of(self._pipeline, arena=np.empty(ARENA_BYTES, np.uint8))
+        arena = np.empty(ARENA_BYTES, np.uint8)
+        self._bulk = BulkPipeline.of(self._pipeline, arena=arena) if in_bulk else None
         self._watch = Stopwatch(self._decode)
         self.num_decoded = 0
         """The number of images that could be decoded."""

@@ -14,12 +14,7 @@ _NUM_LINES = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class EmptyDecoder:
-    """A decoder that writes nothing.
-
-    Attributes:
-        output_shape: The shape of every sample.
-        output_dtype: Its dtype.
-    """
+    """A decoder that writes nothing. Every sample has this shape and dtype."""
 
     output_shape: tuple[int, ...]
     output_dtype: DTypeLike = "uint8"

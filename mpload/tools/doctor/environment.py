@@ -1,6 +1,7 @@
 """Reads the environment of the job: cores, memory, descriptors, file system."""
 
 import os
+import resource
 from contextlib import suppress
 
 import psutil
@@ -35,25 +36,18 @@ def file_system_of(path: str) -> str:
     """Return the type and source of the file system of `path`, such as `ext4 (/dev/sda1)`. Empty for a URL."""
     if is_url(path):
         return ""
-    real = os.path.realpath(path)
+    real = os.path.realpath(path) + "/"
     longest, name = "", ""
-    try:
-        partitions = psutil.disk_partitions(all=True)
-    except OSError:  # no /proc, as in a chroot
-        return ""
-    for partition in partitions:
-        mount = partition.mountpoint.rstrip("/") + "/"
-        if (real + "/").startswith(mount) and len(mount) >= len(longest):
-            longest, name = mount, f"{partition.fstype} ({partition.device})"
+    with suppress(OSError):  # no /proc, as in a chroot
+        for partition in psutil.disk_partitions(all=True):
+            mount = partition.mountpoint.rstrip("/") + "/"
+            if real.startswith(mount) and len(mount) >= len(longest):
+                longest, name = mount, f"{partition.fstype} ({partition.device})"
     return name
 
 
 def _descriptors() -> tuple[int, int]:
     """Return the limit of open files of this process, and the number of files it has open."""
-    try:
-        import resource  # noqa: PLC0415  missing on Windows
-    except ImportError:
-        return _UNLIMITED, 0
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     num_used = 0
     with suppress(psutil.Error, OSError):  # no /proc, as in a chroot

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mpload.errors import ArgumentError, MploadError
-from mpload.judgement.facts import Change, Cost, Facts, Job, Trial
+from mpload.judgement.facts import Change, Cost, Facts, Job
 from mpload.judgement.model import predict, yielded_cores
 from mpload.judgement.remedies import fits, remedies
 from mpload.judgement.remedy import Remedy
@@ -20,7 +20,7 @@ from mpload.loader.loader import MPLoader
 from mpload.memory.contention import Contention, contention_between, read_pressure
 from mpload.tools.doctor.environment import read_environment
 from mpload.tools.doctor.subject import Subject
-from mpload.tools.trials import device_copy, run_trial
+from mpload.tools.trials import device_facts, new_trial, run_trial
 from mpload.units import format_counted
 
 __all__ = ["Diagnosis", "Tries", "as_in_workers", "diagnose", "examine"]
@@ -83,10 +83,7 @@ def examine(
         raise ArgumentError(f"seconds must be positive, got {seconds}")
     environment = read_environment(subject.root)
     facts = subject.measure(job, seconds=_MEASURED_SHARE * seconds, seed=seed, announce=announce)
-    if (copied := device_copy()) is not None:
-        name, bytes_per_second = copied
-        environment = replace(environment, device=name, device_bytes_per_second=bytes_per_second)
-    facts = replace(facts, environment=environment)
+    facts = replace(facts, environment=replace(environment, **device_facts()))
     with tempfile.TemporaryDirectory(prefix="mpload-doctor-") as name:
         tries = Tries(subject=subject, seconds=_TRIAL_SHARE * seconds, folder=Path(name), announce=announce)
         return diagnose(tries.run(facts, num_tries=num_tries))
@@ -132,7 +129,7 @@ class Tries:
         if not verdict.samples_per_second:
             return facts
         advice = remedies(facts, verdict)
-        chosen = [each for each in advice if _can_be_tried(each)][:num_tries]
+        chosen = [each for each in advice if each.change or _takes_no_files(each)][:num_tries]
         return self.run_remedies(facts, chosen or list(filter(_takes_no_files, advice[:1])))
 
     def run_remedies(self, facts: Facts, chosen: Sequence[Remedy]) -> Facts:
@@ -144,7 +141,9 @@ class Tries:
                     raise MploadError("no time was left. Give more with --seconds")
                 facts = self._try_remedy(facts, remedy, enough_at=started + seconds * number / len(chosen))
             except (MploadError, OSError) as error:
-                facts = _not_tried(facts, remedy, why=getattr(error, "strerror", None) or str(error))
+                why = getattr(error, "strerror", None) or str(error)
+                trial = replace(new_trial(remedy.changed(facts.job), change=remedy.change), error=why)
+                facts = replace(facts, trials=(*facts.trials, trial))
         return facts
 
     def _try_remedy(self, facts: Facts, remedy: Remedy, *, enough_at: float) -> Facts:
@@ -191,22 +190,6 @@ def _with_contention(facts: Facts, contention: Contention) -> Facts:
 
 def _takes_no_files(remedy: Remedy) -> bool:
     return bool(remedy.num_workers or remedy.batch_size or remedy.change is Change.NATIVE)
-
-
-def _can_be_tried(remedy: Remedy) -> bool:
-    return _takes_no_files(remedy) or remedy.change is not None
-
-
-def _not_tried(facts: Facts, remedy: Remedy, *, why: str) -> Facts:
-    job = remedy.changed(facts.job)
-    trial = Trial(
-        num_workers=job.num_workers or 1,
-        batch_size=int(job.batch_size),
-        samples_per_second=0.0,
-        change=remedy.change,
-        error=why,
-    )
-    return replace(facts, trials=(*facts.trials, trial))
 
 
 def as_in_workers(facts: Facts) -> Facts:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from mpload.index.publishing import new_file
 from mpload.judgement.facts import Facts, Temperature
@@ -15,8 +15,6 @@ from mpload.tools.pictures.pages import render_page
 from mpload.units import format_bytes, format_count
 
 __all__ = ["render_report", "write_report"]
-
-_Rows: TypeAlias = Sequence[Sequence[str]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,18 +51,24 @@ def render_report(diagnosis: Diagnosis, *, title: str) -> str:
         verdict=f"{verdict.headline}.",
         reason=f"{verdict.reason}.",
         advice_without_remedies=verdict.next_step,
-        remedies=_remedies(diagnosis),
+        remedies=[
+            (f"{number}. {each.text}", each.gain_text) for number, each in enumerate(diagnosis.remedies, start=1)
+        ],
         needed=None if need is None else f"{duration(1 / need)} ({need:,.0f} samples/s)",
         stages=_stages(verdict.stages, need),
         costs=_costs(findings),
         storage=_storage(findings),
-        trials=_trials(findings),
+        trials=[
+            (
+                "transport only, empty samples" if trial.is_empty else "the job",
+                trial.num_workers,
+                trial.batch_size,
+                trial.error or f"{trial.samples_per_second:,.0f}",
+            )
+            for trial in findings.trials
+        ],
         facts=_facts(findings),
     )
-
-
-def _remedies(diagnosis: Diagnosis) -> _Rows:
-    return [(f"{number}. {each.text}", each.gain_text) for number, each in enumerate(diagnosis.remedies, start=1)]
 
 
 def _stages(stages: Sequence[StageRate], need: float | None) -> _Chart:
@@ -118,19 +122,7 @@ def _storage(findings: Facts) -> _Chart:
     return _Chart(bars=bars, longest=fastest, end=f"{fastest:,.0f}")
 
 
-def _trials(findings: Facts) -> _Rows:
-    return [
-        (
-            "transport only, empty samples" if trial.is_empty else "the job",
-            str(trial.num_workers),
-            str(trial.batch_size),
-            trial.error or f"{trial.samples_per_second:,.0f}",
-        )
-        for trial in findings.trials
-    ]
-
-
-def _facts(findings: Facts) -> _Rows:
+def _facts(findings: Facts) -> Sequence[tuple[str, str]]:
     samples, environment, job = findings.samples, findings.environment, findings.job
     free, limit = format_bytes(environment.memory_free_bytes or 0), format_bytes(environment.memory_limit_bytes or 0)
     stored = "" if samples.mean_bytes is None else f"{format_bytes(samples.mean_bytes)} in storage, "

@@ -1,31 +1,32 @@
 """Measures the cost of samples, one after the other in this process: read, decode, transform."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from mpload.errors import FAILURES, ArgumentError, MploadError, SampleError, cause_of
 from mpload.images.image import open_image
 from mpload.index.index import Record
-from mpload.judgement.facts import Cost, Samples
+from mpload.judgement.facts import Cost, Samples, StorageSpeed
 from mpload.samples.cache.compact import compact
 from mpload.samples.counts import DECODE_NS, TRANSFORM_NS
 from mpload.samples.leaves import template_of
 from mpload.samples.pipeline import Pipeline
 from mpload.samples.policy import ErrorAction, ErrorPolicy
 from mpload.samples.transforms import adapt_transform
-from mpload.storage.ranges import Span
+from mpload.storage.ranges import ByteRange, Span
 from mpload.tools.doctor.alternatives import Decoding, format_of, measure_decoding
 from mpload.tools.doctor.stopwatch import Stopwatch
-from mpload.tools.doctor.storage import Files, ReadTime
+from mpload.tools.doctor.storage import Files, packed_rate
 from mpload.units import format_counted
 
 __all__ = ["SampleCosts", "measure_items", "measure_samples"]
 
+_Item = TypeVar("_Item")
 _MAX_SAMPLES = 256
 _MIN_SAMPLES = 4
 _MAX_ORIGINALS = 24
@@ -38,15 +39,15 @@ class SampleCosts:
 
     samples: Samples
     decoding: Decoding
-    read: Cost = field(default_factory=Cost)
-    """The cost of reading from the page cache."""
+    storage: StorageSpeed = field(default_factory=StorageSpeed)
     transform: Cost = field(default_factory=Cost)
-    read_times: tuple[ReadTime, ...] = ()
 
 
 @dataclass(slots=True)
 class _Found:
-    read_times: list[ReadTime] = field(default_factory=list)
+    num_bytes: list[int] = field(default_factory=list)
+    cold_seconds: list[float] = field(default_factory=list)
+    """What it took to read the samples, each of `num_bytes`."""
     output_bytes: list[int] = field(default_factory=list)
     shapes: set[tuple[tuple[int, ...], str] | None] = field(default_factory=set)
     decoded_shapes: set[tuple[int, ...] | None] = field(default_factory=set)
@@ -56,11 +57,6 @@ class _Found:
     """What the decoder got for the first samples."""
     num_failed: int = 0
     first_failure: str = ""
-
-    def failed(self, error: BaseException, *, sample: str = "") -> None:
-        """Count a sample that cannot be made."""
-        self.num_failed += 1
-        self.first_failure = self.first_failure or f"{sample}{cause_of(error)}"
 
     def made(self, value: Any) -> None:
         """Note the form of a sample."""
@@ -96,20 +92,12 @@ def measure_samples(pipeline: Pipeline, files: Files, *, seconds: float, seed: i
     Raises:
         SampleError: None of the samples could be made.
     """
-    read = Stopwatch(files.reader())
-    watched = _Watched(pipeline)
+    found = _Found()
+    watched = _Watched(pipeline, files, found)
     records = pipeline.index.records(_some_ids(len(pipeline.index), seed=seed))
     cached = files.cached_share(records)
-    found = _Found()
-    deadline = time.monotonic() + _MEASURED_SHARE * seconds
-    for record in records:
-        try:
-            _make(record, files, watched, read, found)
-        except (*FAILURES, OSError) as error:
-            found.failed(error)
-        if time.monotonic() > deadline and len(found.output_bytes) >= _MIN_SAMPLES:
-            break
-    _require_some(found, pipeline.index.path)
+    named = (("", record) for record in records)
+    _make_some(watched.make, named, found, of=pipeline.index.path, seconds=_MEASURED_SHARE * seconds)
     decode, transform = watched.costs(len(found.output_bytes))
     decoding = Decoding(now=decode)
     (shape,) = found.decoded_shapes if len(found.decoded_shapes) == 1 else (None,)
@@ -125,20 +113,22 @@ def measure_samples(pipeline: Pipeline, files: Files, *, seconds: float, seed: i
             output_shape=output_shape,
             seconds=(1 - _MEASURED_SHARE) * seconds,
         )
-    policy, reading = pipeline.policy, read.cost(len(found.read_times))
+    policy, reading = pipeline.policy, watched.read.cost(len(found.num_bytes))
     return SampleCosts(
         samples=found.samples(
             num_samples=len(pipeline.index),
-            mean_bytes=max(1.0, float(np.mean([item.num_bytes for item in found.read_times]))),
+            mean_bytes=max(1.0, float(np.mean(found.num_bytes))),
             max_failed_share=0.0 if policy.action is ErrorAction.RAISE else policy.max_error_fraction,
             cached_share=cached,
             decoded_shape=shape,
             num_shards=len({cell.path for record in records for cell in record.cells if isinstance(cell, Span)}),
         ),
-        read=replace(reading, cpu_seconds=min(reading.cpu_seconds, (decoding.read or reading).cpu_seconds)),
+        storage=StorageSpeed(
+            read=replace(reading, cpu_seconds=min(reading.cpu_seconds, (decoding.read or reading).cpu_seconds)),
+            packed_samples_per_second=packed_rate(found.num_bytes, found.cold_seconds),
+        ),
         decoding=decoding,
         transform=transform,
-        read_times=tuple(found.read_times),
     )
 
 
@@ -151,73 +141,102 @@ def measure_items(dataset: Any, *, seconds: float, seed: int) -> SampleCosts:
     """
     getting = Stopwatch(dataset.__getitem__)
     found = _Found()
-    deadline = time.monotonic() + seconds
-    for number in _some_ids(len(dataset), seed=seed).tolist():
-        try:
-            made = getting(number)
-            template_of(made)  # raises if no batch can hold the sample
-            found.made(made)
-        except FAILURES as error:
-            found.failed(error, sample=f"sample {number}: ")
-        if time.monotonic() > deadline and len(found.output_bytes) >= _MIN_SAMPLES:
-            break
-    _require_some(found, type(dataset).__name__)
+
+    def make(number: int) -> None:
+        made = getting(number)
+        template_of(made)  # raises if no batch can hold the sample
+        found.made(made)
+
+    named = ((f"sample {number}: ", number) for number in _some_ids(len(dataset), seed=seed).tolist())
+    _make_some(make, named, found, of=type(dataset).__name__, seconds=seconds)
     decoding = Decoding(now=getting.cost(len(found.output_bytes)))
     return SampleCosts(samples=found.samples(num_samples=len(dataset)), decoding=decoding)
 
 
-class _OneValueCache:
-    """A cache that returns `data` for every sample."""
+def _make_some(
+    make: Callable[[_Item], None], named: Iterable[tuple[str, _Item]], found: _Found, *, of: object, seconds: float
+) -> None:
+    """Make samples for so long, but a few at least, and count those that cannot be made.
 
-    def __init__(self) -> None:
-        self.data = b""
+    Raises:
+        ArgumentError: There are no samples.
+        SampleError: None of the samples could be made.
+    """
+    deadline = time.monotonic() + seconds
+    for name, item in named:
+        try:
+            make(item)
+        except FAILURES as error:
+            found.num_failed += 1
+            found.first_failure = found.first_failure or f"{name}{cause_of(error)}"
+        if time.monotonic() > deadline and len(found.output_bytes) >= _MIN_SAMPLES:
+            break
+    if not found.output_bytes:
+        if not found.num_failed:
+            raise ArgumentError(f"{of} holds no samples, so there is nothing to measure")
+        tried = format_counted(found.num_failed, "sample")
+        raise SampleError(f"{of}: none of {tried} could be made: {found.first_failure}")
 
-    def read(self, sample_id: int, paths: object, read: object) -> list[bytes]:
+
+class _Given:
+    """A storage from which everything is read as `data`."""
+
+    data: list[bytes]
+
+    def read(self, ranges: Sequence[ByteRange]) -> list[bytes]:
         """Return `data`."""
-        del sample_id, paths, read
-        return [self.data]
-
-    def has(self, sample_id: int) -> bool:
-        """Return True."""
-        del sample_id
-        return True
+        del ranges
+        return self.data
 
 
 class _Watched:
-    """A pipeline whose decoder and transform are measured."""
+    """Makes samples as a pipeline does. Reading, the decoder and the transform are measured."""
 
-    def __init__(self, pipeline: Pipeline) -> None:
+    def __init__(self, pipeline: Pipeline, files: Files, found: _Found) -> None:
         self.is_simple = not isinstance(pipeline.decode, Mapping) and len(pipeline.sources) == 1
-        self.is_resized = bool(getattr(pipeline.cache, "is_resized", False))
-        self.source = _OneValueCache() if self.is_simple else None
+        self.read = Stopwatch(files.reader())
+        self._files, self._found, self._given = files, found, _Given()
+        self._is_resized = self.is_simple and bool(getattr(pipeline.cache, "is_resized", False))
         self._decode = self._transform = None
         decode, transform = pipeline.decode, pipeline.transform
         if not isinstance(decode, Mapping):
             decode = self._decode = Stopwatch(decode)
             transform = self._transform = None if transform is None else Stopwatch(adapt_transform(transform))
-        self.pipeline = Pipeline(
+        self._pipeline = Pipeline(
             index=pipeline.index,
             decode=decode,
             transform=transform,
             policy=ErrorPolicy(),
-            storage=pipeline.storage,
-            cache=self.source,
+            storage=self._given if self.is_simple else pipeline.storage,
             row_index=None if self._decode is not None else pipeline.row_index,
         )
-        self._whole = Stopwatch(self.pipeline.sample)
+        self._whole = Stopwatch(self._pipeline.sample)
 
-    def make(self, record: Record, data: list[bytes]) -> Any:
-        """Make a sample, of `data` if it has only one file."""
-        if self.source is not None:
-            self.source.data = compact(data[0]) if self.is_resized else data[0]
+    def make(self, record: Record) -> None:
+        """Read a sample, cold and warm, and make it."""
+        found, sources = self._found, self._pipeline.sources
+        self._files.drop(record)
+        started = time.perf_counter()
+        data = self.read.__wrapped__(record)
+        found.cold_seconds.append(time.perf_counter() - started)
+        found.num_bytes.append(sum(map(len, data)))
+        self.read(record)
+        self._given.data = list(map(compact, data)) if self._is_resized else data
         made = self._whole(record, seed=0, epoch=0)
         assert made is not None, "the error policy raises"
-        return made[1]
-
-    @property
-    def decoded_shape(self) -> tuple[int, ...] | None:
-        """The shape of the array that was decoded last, before the transform."""
-        return None if self._decode is None else self._decode.last_shape
+        sample = made[1]
+        found.decoded_shapes.add(None if self._decode is None else self._decode.last_shape)
+        if not isinstance(sample, Mapping):
+            sample = sample[sources[0]] if len(sources) == 1 else [sample[number] for number in sources]
+        found.made(sample)
+        for source in data:
+            with suppress(MploadError):
+                if name := format_of(source):
+                    image = open_image(source)
+                    found.short_sides.append(min(image.height, image.width))
+                    found.formats.append(name)
+        if self.is_simple and len(found.originals) < _MAX_ORIGINALS:
+            found.originals += self._given.data
 
     def cost_of_first(self, num_samples: int) -> Cost:
         """Return the mean cost of decoding the first samples."""
@@ -228,43 +247,10 @@ class _Watched:
         if self._decode is not None:
             transform = Cost() if self._transform is None else self._transform.cost(num_samples)
             return self._decode.cost(num_samples), transform
-        counts, whole = self.pipeline.take_counts(), self._whole.cost(num_samples)
+        counts, whole = self._pipeline.take_counts(), self._whole.cost(num_samples)
         computing = whole.cpu_seconds / whole.seconds if whole.seconds else 1.0
         per_sample = Cost(cpu_seconds=computing, wait_seconds=1 - computing).times(1e-9 / max(1, num_samples))
         return per_sample.times(counts[DECODE_NS]), per_sample.times(counts[TRANSFORM_NS])
-
-
-def _make(record: Record, files: Files, watched: _Watched, read: Stopwatch, found: _Found) -> None:
-    files.drop(record)
-    started = time.perf_counter()
-    data = read.__wrapped__(record)
-    cold_seconds = time.perf_counter() - started
-    started = time.perf_counter()
-    read(record)
-    warm_seconds = time.perf_counter() - started
-    num_bytes = sum(map(len, data))
-    found.read_times.append(ReadTime(num_bytes=num_bytes, cold_seconds=cold_seconds, warm_seconds=warm_seconds))
-    made = watched.make(record, data)
-    found.decoded_shapes.add(watched.decoded_shape)
-    is_mapping = isinstance(made, Mapping)
-    sources = watched.pipeline.sources
-    found.made(made if is_mapping else made[sources[0]] if len(sources) == 1 else [made[number] for number in sources])
-    for source in data:
-        with suppress(MploadError):
-            if name := format_of(source):
-                image = open_image(source)
-                found.short_sides.append(min(image.height, image.width))
-                found.formats.append(name)
-    if watched.source is not None and len(found.originals) < _MAX_ORIGINALS:
-        found.originals.append(watched.source.data)
-
-
-def _require_some(found: _Found, name: object) -> None:
-    if not found.output_bytes:
-        if not found.num_failed:
-            raise ArgumentError(f"{name} holds no samples, so there is nothing to measure")
-        tried = format_counted(found.num_failed, "sample")
-        raise SampleError(f"{name}: none of {tried} could be made: {found.first_failure}")
 
 
 def _some_ids(num_samples: int, *, seed: int) -> Any:

@@ -1,4 +1,4 @@
-"""Measures the storage with the files of the dataset: cold and warm, one read at a time and many at once."""
+"""Measures the storage with the files of the dataset, cold and warm, and with an index larger than the memory."""
 
 import ctypes
 import mmap
@@ -7,28 +7,32 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mpload.errors import MploadError
 from mpload.index.columns import range_of
 from mpload.index.index import Index, Record, require_files
-from mpload.judgement.facts import ReadRate, Temperature
+from mpload.index.parts import file_sizes
+from mpload.judgement.facts import Cost, ReadRate, Temperature
 from mpload.samples.pipeline import Pipeline
 from mpload.samples.policy import ErrorPolicy
 from mpload.storage.ranges import ByteRange, LmdbValue, RowValue, Span
 from mpload.tools.bounded import BoundedBytes
+from mpload.tools.doctor.stopwatch import Stopwatch
 
-__all__ = ["Files", "ReadTime", "measure_rates", "measure_shards", "packed_rate"]
+__all__ = ["Files", "lookup_cost", "measure_rates", "measure_shards", "packed_rate"]
 
 _CONCURRENCIES = (1, 4, 16)
 _MAX_SAMPLES = 512
 _MAX_OPENED = 16
 _MIN_READS = 3
+_CHUNK_SAMPLES, _NUM_CHUNKS = 64, 16
 _MEMORY_BYTES_PER_SECOND = 5e9  # an upper bound of what a file system delivers to one reader
 
 
@@ -37,12 +41,12 @@ class Files:
 
     def __init__(self, index: Index, *, storage: Any = None, decode: BoundedBytes | None = None) -> None:
         require_files(index, what="mpload doctor")
-        self._decode = decode or BoundedBytes()
+        decode = decode or BoundedBytes()
+        self._pipeline = partial(Pipeline, index=index, decode=decode, policy=ErrorPolicy(), storage=storage)
         self._index = index
         self._storage = storage
         self._root = Path(index.root)
         self._sources = [number for number, column in enumerate(index.columns) if column.type.is_source]
-        self._libc = ctypes.CDLL(None, use_errno=True) if os.name == "posix" else None
 
     def reader(self) -> Callable[[Record], list[bytes]]:
         """Return a function that reads the bytes of a sample from any storage. It is for one thread."""
@@ -52,9 +56,6 @@ class Files:
     def reads_per_worker(self) -> int:
         """The number of samples that a worker reads ahead in parallel if reads are slow."""
         return self._pipeline().ahead.max_parallel_reads
-
-    def _pipeline(self) -> Pipeline:
-        return Pipeline(index=self._index, decode=self._decode, policy=ErrorPolicy(), storage=self._storage)
 
     def ranges(self, record: Record) -> list[ByteRange]:
         """Return the byte ranges of local files that hold a sample. Remote files and database values are left out."""
@@ -91,40 +92,29 @@ class Files:
 
     def cached_share(self, records: Sequence[Record]) -> float | None:
         """Return the share of the samples' pages that are in the page cache. None if the system cannot tell."""
-        num_pages = num_cached = 0
-        for item in chain.from_iterable(self.ranges(record) for record in records):
+        pages = []
+        for item in chain.from_iterable(map(self.ranges, records)):
             with suppress(OSError, ValueError):
-                total, cached = self._pages(item)
-                num_pages, num_cached = num_pages + total, num_cached + cached
-        return num_cached / num_pages if num_pages else None
+                pages.append(self._pages(item))
+        return float(np.mean(np.concatenate(pages))) if pages else None
 
-    def _pages(self, item: ByteRange) -> tuple[int, int]:
-        """Return the number of pages of a range, and how many of them are in memory."""
-        if self._libc is None or not hasattr(mmap, "MAP_PRIVATE"):
-            return 0, 0
+    def _pages(self, item: ByteRange) -> NDArray[np.uint8]:
+        """Return 1 for each page of a range that is in memory, and 0 for each other one."""
         with self._opened(item.path) as descriptor:
             first = item.offset_bytes - item.offset_bytes % mmap.ALLOCATIONGRANULARITY
             length_bytes = item.length_bytes if item.length_bytes is not None else os.fstat(descriptor).st_size
             length_bytes += item.offset_bytes - first
-            with mmap.mmap(
-                descriptor, length_bytes, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ, offset=first
-            ) as mapped:
+            with mmap.mmap(descriptor, length_bytes, access=mmap.ACCESS_READ, offset=first) as mapped:
                 pages = np.zeros(-(-length_bytes // mmap.PAGESIZE), np.uint8)
                 view = np.frombuffer(mapped, np.uint8)
-                failed = self._libc.mincore(
+                failed = ctypes.CDLL(None).mincore(
                     ctypes.c_void_p(view.ctypes.data), ctypes.c_size_t(length_bytes), ctypes.c_void_p(pages.ctypes.data)
                 )
                 del view
-        return (0, 0) if failed else (len(pages), int((pages & 1).sum()))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReadTime:
-    """The time to read one sample, first cold and then warm."""
-
-    num_bytes: int
-    cold_seconds: float
-    warm_seconds: float
+        if failed:
+            raise OSError("the system does not tell")
+        pages &= 1
+        return pages
 
 
 def measure_shards(index: Index, files: Files, *, seed: int) -> tuple[float, float]:
@@ -153,71 +143,73 @@ def measure_rates(index: Index, files: Files, *, seconds: float, seed: int) -> t
     seconds_per_rate = seconds / (2 * len(_CONCURRENCIES) + 2)
     rates = []
     for temperature in Temperature:
-        for concurrency in _CONCURRENCIES:
-            ids = rng.integers(len(index), size=min(len(index), _MAX_SAMPLES))
-            records = index.records(np.unique(ids))
+        for concurrency, is_sequential in [*((number, False) for number in _CONCURRENCIES), (1, True)]:
+            if is_sequential:
+                first = int(rng.integers(max(1, len(index) - _MAX_SAMPLES)))
+                records = index[first : first + _MAX_SAMPLES]
+            else:
+                records = index.records(np.unique(rng.integers(len(index), size=min(len(index), _MAX_SAMPLES))))
             rate = _rate(records, files, temperature=temperature, concurrency=concurrency, seconds=seconds_per_rate)
-            if rate is not None:
-                rates.append(ReadRate(temperature=temperature, concurrency=concurrency, samples_per_second=rate))
-        first = int(rng.integers(max(1, len(index) - _MAX_SAMPLES)))
-        records = index[first : first + _MAX_SAMPLES]
-        rate = _rate(records, files, temperature=temperature, concurrency=1, seconds=seconds_per_rate)
-        if rate is not None:
-            rates.append(ReadRate(temperature=temperature, concurrency=1, samples_per_second=rate, is_sequential=True))
+            if rate:
+                rates.append(
+                    ReadRate(
+                        temperature=temperature,
+                        concurrency=concurrency,
+                        samples_per_second=rate,
+                        is_sequential=is_sequential,
+                    )
+                )
     return tuple(rates)
 
 
 def _rate(
     records: Sequence[Record], files: Files, *, temperature: Temperature, concurrency: int, seconds: float
-) -> float | None:
+) -> float:
+    """Return the samples per second of so many readers; 0 if they could read none."""
     if temperature is Temperature.COLD:
         for record in records:
             files.drop(record)
-    else:
-        records = _warmed(records, files, seconds=seconds)
+    else:  # a quarter of the time
+        records = _read(records, files, ends_at=time.monotonic() + seconds / 4)
     started = time.monotonic()
-    deadline = started + seconds
-
-    def read(part: Sequence[Record]) -> tuple[int, float]:
-        num_read, reader = 0, files.reader()
-        for record in part:
-            with suppress(MploadError):
-                reader(record)
-                num_read += 1
-            if time.monotonic() > deadline and num_read >= _MIN_READS:
-                break
-        return num_read, time.monotonic()
-
-    if concurrency == 1:
-        done = [read(records)]
-    else:
-        with ThreadPoolExecutor(concurrency) as pool:
-            done = list(pool.map(read, [records[number::concurrency] for number in range(concurrency)]))
-    num_read = sum(number for number, _ in done)
-    return num_read / (max(ended for _, ended in done) - started) if num_read else None
+    with ThreadPoolExecutor(concurrency) as pool:
+        parts = [records[number::concurrency] for number in range(concurrency)]
+        done = pool.map(partial(_read, files=files, ends_at=started + seconds), parts)
+        return sum(map(len, done)) / (time.monotonic() - started)
 
 
-def _warmed(records: Sequence[Record], files: Files, *, seconds: float) -> list[Record]:
-    """Read samples into the page cache for a quarter of the time. Return those that were read."""
-    deadline = time.monotonic() + seconds / 4
-    warmed, reader = [], files.reader()
+def _read(records: Sequence[Record], files: Files, *, ends_at: float) -> list[Record]:
+    """Read samples until a moment, but some at least. Return those that could be read."""
+    done, reader = [], files.reader()
     for record in records:
         with suppress(MploadError):
             reader(record)
-            warmed.append(record)
-        if time.monotonic() > deadline and len(warmed) >= _MIN_READS:
+            done.append(record)
+        if time.monotonic() > ends_at and len(done) >= _MIN_READS:
             break
-    return warmed
+    return done
 
 
-def packed_rate(times: Sequence[ReadTime]) -> float | None:
+def packed_rate(num_bytes: Sequence[int], cold_seconds: Sequence[float]) -> float | None:
     """Estimate the samples per second of shards that are read sequentially. None if all samples have similar sizes.
 
     A linear fit splits the time of a read into a cost per file and a cost per byte. A shard only has the cost per byte.
     """
-    sizes = np.array([item.num_bytes for item in times], np.float64)
-    if len(sizes) < 8 or np.percentile(sizes, 90) < 2 * max(1.0, np.percentile(sizes, 10)):
+    if len(num_bytes) < 8 or np.percentile(num_bytes, 90) < 2 * max(1.0, np.percentile(num_bytes, 10)):
         return None
-    slope, _ = np.polyfit(sizes, [item.cold_seconds for item in times], 1)
+    slope, _ = np.polyfit(num_bytes, cold_seconds, 1)
     byte_seconds = max(float(slope), 1 / _MEMORY_BYTES_PER_SECOND)
-    return 1 / (byte_seconds * float(sizes.mean()))
+    return 1 / (byte_seconds * float(np.mean(num_bytes)))
+
+
+def lookup_cost(index: Index, *, memory_bytes: int, seed: int) -> Cost:
+    """Return the cost to look up a random sample in the index, or none if text and sidecar fit into `memory_bytes`.
+
+    Samples are looked up a chunk at a time, as workers do.
+    """
+    if sum(file_sizes(index)) <= memory_bytes:
+        return Cost()
+    records = Stopwatch(index.records)
+    for sample_ids in np.random.default_rng(seed).integers(len(index), size=(_NUM_CHUNKS, _CHUNK_SAMPLES)):
+        records(sample_ids)
+    return records.cost(_NUM_CHUNKS * _CHUNK_SAMPLES)

@@ -2,15 +2,20 @@
 
 import copy
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
+
+import numpy as np
 
 from mpload.errors import FAILURES, ArgumentError
 from mpload.index.mixture_index import MixtureIndex
 from mpload.index.opening import open_index
-from mpload.judgement.facts import Facts, Job, StorageSpeed
+from mpload.judgement.facts import Change, Facts, Job
 from mpload.judgement.model import predict
+from mpload.judgement.remedies import resize_to
 from mpload.judgement.remedy import Remedy
 from mpload.loader.dataset import MPDataset
 from mpload.loader.epochs import EpochTable
@@ -19,18 +24,22 @@ from mpload.loader.loader import MPLoader
 from mpload.memory.machine import MemoryGauge
 from mpload.plan.order import BlockShuffle, Sequential
 from mpload.plan.topology import Topology
-from mpload.samples.pipeline import Pipeline
+from mpload.samples.cache.choice import CachedForm, PartialCache
 from mpload.samples.policy import ErrorAction, ErrorPolicy
 from mpload.tools.bounded import BoundedBytes
-from mpload.tools.doctor.changes import changed_dataset
+from mpload.tools.doctor.alternatives import native_decoder, short_side
 from mpload.tools.doctor.empty import EmptyDecoder, SameSample, write_empty_index
-from mpload.tools.doctor.lookup import lookup_cost
 from mpload.tools.doctor.samples import measure_items, measure_samples
-from mpload.tools.doctor.storage import Files, measure_rates, measure_shards, packed_rate
+from mpload.tools.doctor.storage import Files, lookup_cost, measure_rates, measure_shards
+from mpload.tools.pack.options import JpegForm, PackOptions
+from mpload.tools.pack.packing import pack_index
 
 __all__ = ["IndexSubject", "MapSubject", "Subject", "subject_of"]
 
 _SAMPLES_SHARE = 0.5
+_MIN_SAMPLES, _MAX_SAMPLES = 64, 1024
+_EPOCH_SAMPLES = 16_384
+"""So long an epoch of a pack lasts longer than a trial."""
 
 
 def subject_of(dataset: Any) -> "Subject":
@@ -62,10 +71,6 @@ class IndexSubject:
         return self.dataset._runs.latest  # noqa: SLF001  the same package offers no other way to its parts
 
     @property
-    def _pipeline(self) -> Pipeline:
-        return self._run.pipeline
-
-    @property
     def root(self) -> str:
         """The folder of the files."""
         return self.dataset.index.root
@@ -77,7 +82,7 @@ class IndexSubject:
 
     def measure(self, job: Job, *, seconds: float, seed: int, announce: Callable[[str], None]) -> Facts:
         """Measure the costs of samples and the speed of the storage, in about `seconds`."""
-        run, pipeline = self._run, self._pipeline
+        run, pipeline = self._run, self._run.pipeline
         files = Files(run.index, storage=pipeline.storage, decode=BoundedBytes.like(pipeline.decoders))
         announce("samples: decode and transform")
         costs = measure_samples(pipeline, files, seconds=_SAMPLES_SHARE * seconds, seed=seed)
@@ -87,12 +92,8 @@ class IndexSubject:
         return Facts(
             job=replace(job, reads_blocks=isinstance(run.batching.order, BlockShuffle | Sequential)),
             samples=replace(costs.samples, samples_per_shard=samples_per_shard),
-            storage=StorageSpeed(
-                rates=rates,
-                read=costs.read,
-                reads_per_worker=files.reads_per_worker,
-                packed_samples_per_second=packed_rate(costs.read_times),
-                open_seconds=open_seconds,
+            storage=replace(
+                costs.storage, rates=rates, reads_per_worker=files.reads_per_worker, open_seconds=open_seconds
             ),
             decode=costs.decoding.now,
             decode_alone=costs.decoding.alone,
@@ -118,7 +119,7 @@ class IndexSubject:
             epochs=EpochTable(seed=0, topology=Topology()),
         )
         dataset._runs = dataset._runs.replaced(changed)  # noqa: SLF001
-        return MPLoader(dataset, num_workers=job.num_workers or 1, memory_budget=_budget(job))
+        return _loader(dataset, job)
 
     def empty_loader(self, facts: Facts, job: Job, *, folder: Path) -> MPLoader[Any]:
         """Start a loader of samples of the same form that cost nothing."""
@@ -127,23 +128,56 @@ class IndexSubject:
         dataset: MPDataset[Any] = MPDataset(
             open_index(write_empty_index(folder)),
             decode=EmptyDecoder(output_shape=shape, output_dtype=samples.output_dtype),
-            batch_size=int(job.batch_size),
-            shuffle=True,
-            topology=Topology(),
+            **_options(job),
         )
-        return MPLoader(dataset, num_workers=job.num_workers or 1, memory_budget=_budget(job))
+        return _loader(dataset, job)
 
     def changed(self, facts: Facts, remedy: Remedy, *, seconds: float, folder: Path) -> "IndexSubject":
-        """Return a sample of the dataset with a change of reading or decoding, prepared in about `seconds`.
+        """Return the dataset with a change of reading or decoding: some of its samples, if the change takes files.
+
+        Args:
+            facts: What is known about the job.
+            remedy: The change.
+            seconds: About how long samples may be prepared.
+            folder: An empty folder for them.
 
         Raises:
             MploadError: The change cannot be applied.
         """
-        number = int(seconds * predict(facts).total)
-        policy = _lenient(folder)
-        return IndexSubject(
-            changed_dataset(self._pipeline, facts, remedy, num_samples=number, folder=folder, policy=policy)
+        pipeline, samples, change = self._run.pipeline, facts.samples, remedy.change
+        storage, decode = pipeline.storage, pipeline.decode
+        make = partial(
+            MPDataset,
+            transform=pipeline.transform,
+            batch_size=8,
+            shuffle=True,
+            topology=Topology(),
+            on_error=_lenient(folder),
         )
+        if change is Change.NATIVE:
+            native = native_decoder(decode, short_side(samples.decoded_shape))
+            return IndexSubject(make(pipeline.index, decode=native, storage=storage))
+        wanted = max(_MIN_SAMPLES, min(int(seconds * predict(facts).total), _MAX_SAMPLES))
+        chosen = np.random.default_rng(0).choice(
+            len(pipeline.index), size=min(len(pipeline.index), wanted), replace=False
+        )
+        index = pipeline.index.select(folder / "some.txt", sample_ids=chosen)
+        if change in {Change.RESIZED, Change.BASELINE}:
+            side = short_side(samples.output_shape) if change is Change.RESIZED else None
+            options = PackOptions(jpeg=JpegForm.BASELINE) if side is None else PackOptions(resize_short=resize_to(side))
+            packed = pack_index(index, folder / "packed", options)
+            return IndexSubject(make(packed, decode=decode, epoch_samples=_EPOCH_SAMPLES))
+        if change is Change.ROW_INDEX:
+            dataset = make(index, decode=decode, storage=storage, row_index=True)
+        else:
+            what = CachedForm.RESIZED if change is Change.CACHED_RESIZED else CachedForm.BYTES
+            cache = PartialCache(folder / "cache", fraction=remedy.fraction, what=what)
+            dataset = make(index, decode=decode, storage=storage, cache=cache)
+        for _ in range(2 if change is Change.ROW_INDEX else 1):  # the first may only note the tables of small files
+            with MPLoader(dataset, num_workers=facts.job.num_workers or 1) as loader:
+                for _batch in loader:  # fills a cache or a row index
+                    pass
+        return IndexSubject(dataset)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,39 +204,25 @@ class MapSubject:
 
     def loader(self, job: Job, *, folder: Path) -> MPLoader[Any]:
         """Start a loader of the dataset, which goes on if samples are broken."""
-        return self._loader(self.dataset, job, on_error=_lenient(folder))
+        return _loader(self.dataset, job, **_options(job), on_error=_lenient(folder))
 
     def empty_loader(self, facts: Facts, job: Job, *, folder: Path) -> MPLoader[Any]:
         """Start a loader of samples of the same form that cost nothing."""
         del facts, folder
-        return self._loader(SameSample(self._any_sample(), num_samples=len(self.dataset)), job)
+        return _loader(SameSample(self._any_sample(), num_samples=len(self.dataset)), job, **_options(job))
 
     def _any_sample(self) -> Any:
         """Return the first sample that can be made. Some can: they were measured."""
-        number = 0
-        while True:
-            try:
+        last = len(self.dataset) - 1
+        for number in range(last):
+            with suppress(*FAILURES):
                 return self.dataset[number]
-            except FAILURES:
-                number += 1
-                if number >= len(self.dataset):
-                    raise
+        return self.dataset[last]
 
     def changed(self, facts: Facts, remedy: Remedy, *, seconds: float, folder: Path) -> "Subject":
         """Raise an error: nothing is known about how the dataset reads and decodes."""
         del facts, seconds, folder
         raise ArgumentError(f"{type(self.dataset).__name__} is map-style, so this cannot be tried: {remedy.text}")
-
-    def _loader(self, dataset: Any, job: Job, **options: Any) -> MPLoader[Any]:
-        return MPLoader(
-            dataset,
-            num_workers=job.num_workers or 1,
-            memory_budget=_budget(job),
-            batch_size=int(job.batch_size),
-            shuffle=True,
-            topology=Topology(),
-            **options,
-        )
 
 
 Subject: TypeAlias = IndexSubject | MapSubject
@@ -213,5 +233,10 @@ def _lenient(folder: Path) -> ErrorPolicy:
     return ErrorPolicy(action=ErrorAction.SUBSTITUTE, report=folder / "errors.jsonl", max_error_fraction=1.0)
 
 
-def _budget(job: Job) -> int | str:
-    return "auto" if job.memory_budget_bytes is None else job.memory_budget_bytes
+def _loader(dataset: Any, job: Job, **options: Any) -> MPLoader[Any]:
+    budget = "auto" if job.memory_budget_bytes is None else job.memory_budget_bytes
+    return MPLoader(dataset, num_workers=job.num_workers or 1, memory_budget=budget, **options)
+
+
+def _options(job: Job) -> dict[str, Any]:
+    return {"batch_size": int(job.batch_size), "shuffle": True, "topology": Topology()}

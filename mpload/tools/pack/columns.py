@@ -26,13 +26,8 @@ _MAX_VISIBILITY = 2
 def kept_columns(source: Index, options: PackOptions, read: Callable[[Record], Sequence[bytes]]) -> tuple[str, ...]:
     """Return the file columns that a pack stores unchanged, although it makes photographs smaller.
 
-    These are masks and other files that are no photographs: see `holds_values`. A few samples tell. A warning names
-    columns whose coordinates will not fit the smaller photographs.
-
-    Args:
-        source: The index.
-        options: The options of the pack.
-        read: Reads the files of a sample.
+    These are masks and other files that are no photographs: see `holds_values`. A few samples tell, whose files `read`
+    reads. A warning names columns whose coordinates will not fit the smaller photographs.
 
     Raises:
         ArgumentError: All files are masks, or photographs are to be cropped, which masks cannot follow.

@@ -95,13 +95,9 @@ def changed_shards(folder: Path, names: Sequence[str]) -> list[int]:
 
 
 def check_remade(shard: Path, lines: Path, index: Path, positions: range) -> None:
-    """Check that the index of a finished pack describes a shard that was made again. Delete the shard if it does not.
+    """Check that the index of a finished pack has the lines of a shard that was made again, at these positions.
 
-    Args:
-        shard: the shard.
-        lines: the index lines that were written with it.
-        index: the index of the pack.
-        positions: the samples of the shard in that index.
+    If it has not, the shard is deleted.
 
     Raises:
         StorageError: samples lie elsewhere in it than in the shard that was lost.

@@ -12,7 +12,7 @@ from mpload.images.decoders import ResizeCenterCrop
 from mpload.images.image import image_format, open_image
 from mpload.images.shrink import shrunk_jpeg
 
-__all__ = ["JpegForm", "PackOptions", "ShardFormat", "crop_of", "stored_as"]
+__all__ = ["JpegForm", "PackOptions", "ShardFormat", "stored_as"]
 
 _ENDINGS = {"JPEG": "jpg", "TIFF": "tif"} | {name: name.lower() for name in ("PNG", "WebP", "BMP", "GIF", "PGM", "PPM")}
 
@@ -90,24 +90,12 @@ class PackOptions:
             )
 
 
-def _member(kind: type[StrEnum], name: str, value: object) -> StrEnum:
-    for member in kind:
-        if member == value:
-            return member
-    names = ", ".join(repr(str(member)) for member in kind)
-    raise ArgumentError(f"{name} must be one of {names}, got {value!r}")
-
-
-def crop_of(options: PackOptions, *, antialias: bool = True) -> ResizeCenterCrop | None:
-    """Return what makes the raw pixels of a pack; None if it stores encoded images.
-
-    Args:
-        options: The options of the pack.
-        antialias: Whether all pixels are averaged where images shrink. Packs of older versions do not do it.
-    """
-    if options.decode is None:
-        return None
-    return ResizeCenterCrop(options.decode, resize=options.decode, antialias=antialias)
+def _member(kind: type[StrEnum], name: str, value: str) -> StrEnum:
+    try:
+        return kind(value)
+    except ValueError:
+        names = ", ".join(repr(str(member)) for member in kind)
+        raise ArgumentError(f"{name} must be one of {names}, got {value!r}") from None
 
 
 def stored_as(
@@ -122,20 +110,15 @@ def stored_as(
         data: The bytes of the sample.
         options: The form.
         tables: What all stored JPEGs are rewritten with. None leaves them as they are.
-        crop: What makes raw pixels, if the options want them. None is that of a new pack.
+        crop: What makes raw pixels, if they are stored.
     """
-    ending, stored = _stored(data, options, crop or crop_of(options))
-    return ending, stored if tables is None else tables.rewrite(stored)
-
-
-def _stored(data: bytes, options: PackOptions, crop: ResizeCenterCrop | None) -> tuple[str, bytes]:
     if crop is not None:
         buffer = io.BytesIO()
         np.save(buffer, crop(data), allow_pickle=False)
         return "npy", buffer.getvalue()
-    if options.resize_short is None:
-        return _ENDINGS.get(image_format(data), "bin"), data
-    image = open_image(data)
-    if min(image.height, image.width) <= options.resize_short and data[:2] == b"\xff\xd8":
-        return "jpg", data
-    return "jpg", shrunk_jpeg(image, short_side=options.resize_short, quality=options.quality)
+    ending, stored = _ENDINGS.get(image_format(data), "bin"), data
+    if options.resize_short is not None:
+        image, ending = open_image(data), "jpg"
+        if min(image.height, image.width) > options.resize_short or data[:2] != b"\xff\xd8":
+            stored = shrunk_jpeg(image, short_side=options.resize_short, quality=options.quality)
+    return ending, stored if tables is None else tables.rewrite(stored)

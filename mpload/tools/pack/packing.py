@@ -11,23 +11,24 @@ import os
 import tarfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from math import ceil
 from pathlib import Path
+from shutil import copyfileobj
 
 import numpy as np
 
 from mpload.errors import ArgumentError, OutageError, SampleError
 from mpload.images.arrays import RawArray
-from mpload.images.baseline import HuffmanTables, SymbolCounts
+from mpload.images.baseline import HuffmanTables, tables_for
 from mpload.images.decoders import ResizeCenterCrop
-from mpload.index.columns import Cell, Column, ColumnType
+from mpload.index.columns import Cell, ColumnType
 from mpload.index.index import Index, Record, require_files
 from mpload.index.opening import open_index
 from mpload.index.publishing import new_file, new_path
-from mpload.index.text import Dialect, Header, format_line, parse_line
+from mpload.index.text import format_header, format_line
 from mpload.ingest.cluster import Cluster
-from mpload.ingest.rows import Rows
-from mpload.ingest.writing import write_texts
+from mpload.ingest.writing import check_text
 from mpload.plan.order import Sequential, Shuffle
 from mpload.samples.pipeline import Pipeline
 from mpload.samples.policy import ErrorPolicy
@@ -38,7 +39,7 @@ from mpload.tools.pack.comparing import compare_file
 from mpload.tools.pack.folder import begun_in, changed_shards, check_remade, folder_at, locked, note_sizes, swept
 from mpload.tools.pack.lmdb_file import compare_lmdb, write_lmdb
 from mpload.tools.pack.manifest import ANTIALIAS, MANIFEST, read_manifest, rows_in, tables_in
-from mpload.tools.pack.options import JpegForm, PackOptions, ShardFormat, crop_of, stored_as
+from mpload.tools.pack.options import JpegForm, PackOptions, ShardFormat, stored_as
 from mpload.tools.pack.rows import header_of, row_of, rows_like
 from mpload.tools.pack.workers import check_workers, done_shards
 
@@ -156,17 +157,6 @@ class _Packer:
     def num_shards(self) -> int:
         return -(-len(self.source) // self.samples_per_shard)
 
-    @property
-    def columns(self) -> tuple[Column, ...]:
-        return tuple(
-            Column(name=column.name, type=self.cell_type) if column.type.is_source else column
-            for column in self.source.columns
-        )
-
-    @property
-    def cell_type(self) -> ColumnType:
-        return ColumnType.LMDB if self.options.format is ShardFormat.LMDB else ColumnType.SPAN
-
     def positions(self, shard: int) -> range:
         return range(shard * self.samples_per_shard, min(len(self.source), (shard + 1) * self.samples_per_shard))
 
@@ -206,9 +196,7 @@ class _Packer:
                 check_remade(self.folder / names[n], self.lines_path(n), self.folder / _INDEX, self.positions(n))
             return
         note_sizes(self.folder, names)
-        rows = Rows(columns=self.columns, root=str(self.folder), classes=self.source.classes, cells=self._all_cells())
-        write_texts(rows, self.folder / _INDEX, split=None, relative=True, progress=None)
-        open_index(self.folder / _INDEX)
+        self._write_index()
 
     def write(self, shard: int) -> int:
         """Write a shard. Its index lines appear only after the shard is complete on disk."""
@@ -230,12 +218,16 @@ class _Packer:
             compare_file(path, self._chunks(shard, _ignore))
         return shard
 
-    def _all_cells(self) -> Iterator[Sequence[Cell]]:
-        header = Header(columns=self.columns, dialect=Dialect.NATIVE)
-        for shard in range(self.num_shards):
-            with self.lines_path(shard).open("rb") as file:
-                for line in file:
-                    yield parse_line(header, line.rstrip(b"\n"))
+    def _write_index(self) -> None:
+        cell_type = ColumnType.LMDB if self.options.format is ShardFormat.LMDB else ColumnType.SPAN
+        columns = [replace(each, type=cell_type) if each.type.is_source else each for each in self.source.columns]
+        with new_file(self.folder / _INDEX) as index:
+            index.write(format_header(columns=tuple(columns), classes=self.source.classes))
+            for shard in range(self.num_shards):
+                with self.lines_path(shard).open("rb") as lines:
+                    copyfileobj(lines, index)
+            check_text(index, self.folder / _INDEX)
+        open_index(self.folder / _INDEX)
 
     def rows_like_first(self) -> RawArray:
         """Return what all rows must be: like the first sample of the index."""
@@ -252,18 +244,10 @@ class _Packer:
         """Estimate the size of a sample in a shard from some samples."""
         if self.rows is not None:
             return max(1, self.rows.sample_bytes)
-        sizes = [sum(_BLOCK_BYTES + _padded(len(data)) for _, data in members) for members in self._probed()]
-        return max(1.0, sum(sizes) / max(1, len(sizes)))
+        num_blocks = [sum(1 + ceil(len(data) / _BLOCK_BYTES) for _, data in members) for members in self.probed()]
+        return max(1.0, _BLOCK_BYTES * sum(num_blocks) / max(1, len(num_blocks)))
 
-    def common_tables(self) -> HuffmanTables:
-        """Return the Huffman tables that suit some samples best."""
-        counts = SymbolCounts()
-        for members in self._probed():
-            for _, data in members:
-                counts.add(data)
-        return counts.tables()
-
-    def _probed(self) -> Iterator[list[tuple[str, bytes]]]:
+    def probed(self) -> Iterator[list[tuple[str, bytes]]]:
         """Yield the members of samples from all of the index. Samples that cannot be packed are left out."""
         step = max(1, len(self.source) // _PROBED_SAMPLES)
         for record in self.source.records(np.arange(0, len(self.source), step)[:_PROBED_SAMPLES]):
@@ -271,48 +255,34 @@ class _Packer:
                 yield list(self._members(record))
 
     def _chunks(self, shard: int, note: Callable[[bytes], object]) -> Iterator[bytes]:
-        """Yield the bytes of a shard, and pass `note` the index line of each sample."""
-        if self.rows is not None:
-            yield from self._rows(shard, self.rows, note)
-            return
-        offset_bytes = 0
-        for name, record in self._records(shard):
-            cells: list[Cell] = list(record.cells)
-            sources = iter(self._pipeline.sources)
-            for ending, data in self._members(record):
-                member = tarfile.TarInfo(f"{name}.{ending}")
-                member.size = len(data)
-                yield member.tobuf(tarfile.USTAR_FORMAT)
-                yield data
-                yield bytes(_padded(len(data)) - len(data))
-                if (number := next(sources, None)) is not None:
-                    cells[number] = Span(self.name(shard), offset_bytes + _BLOCK_BYTES, len(data))
-                offset_bytes += _BLOCK_BYTES + _padded(len(data))
-            note(format_line(cells))
-        yield bytes(-offset_bytes % tarfile.RECORDSIZE or tarfile.RECORDSIZE)
-
-    def _rows(self, shard: int, rows: RawArray, note: Callable[[bytes], object]) -> Iterator[bytes]:
-        header = header_of(rows, len(self.positions(shard)))
+        """Yield the bytes of a file of tar or of rows, and pass `note` the index line of each sample."""
+        is_tar = self.rows is None
+        header = b"" if self.rows is None else header_of(self.rows, len(self.positions(shard)))
         yield header
         offset_bytes = len(header)
-        for _, record in self._records(shard):
-            with self._located(record):
-                row = row_of(self._pipeline.read(record)[0], self.crop, rows)
-            yield row
-            cells: list[Cell] = list(record.cells)
-            cells[self._pipeline.sources[0]] = Span(self.name(shard), offset_bytes, len(row))
-            offset_bytes += len(row)
-            note(format_line(cells))
+        for name, record in self._records(shard):
+            spans = []
+            for ending, data in self._members(record):
+                header = _tar_header(f"{name}.{ending}", len(data)) if is_tar else b""
+                spans.append(Span(self.name(shard), offset_bytes + len(header), len(data)))
+                chunks = header, data, bytes(-len(data) % _BLOCK_BYTES if is_tar else 0)
+                yield from chunks
+                offset_bytes += sum(map(len, chunks))
+            note(self._line(record, spans))
+        if is_tar:
+            yield bytes(-offset_bytes % tarfile.RECORDSIZE or tarfile.RECORDSIZE)
 
     def _lmdb_values(self, shard: int, note: Callable[[bytes], object]) -> Iterator[tuple[bytes, bytes]]:
         """Yield the keys and values of a shard, and pass `note` the index line of each sample."""
         for name, record in self._records(shard):
-            cells: list[Cell] = list(record.cells)
             members = {f"{name}.{ending}".encode(): data for ending, data in self._members(record)}
-            for number, key in zip(self._pipeline.sources, members, strict=False):
-                cells[number] = LmdbValue(self.name(shard), key)
-            note(format_line(cells))
+            note(self._line(record, [LmdbValue(self.name(shard), key) for key in members]))
             yield from sorted(members.items())
+
+    def _line(self, record: Record, stored: Sequence[Cell]) -> bytes:
+        """Return the index line of a sample. `stored` says where its members are, the files first."""
+        places = dict(zip(self._pipeline.sources, stored, strict=False))
+        return format_line([places.get(number, cell) for number, cell in enumerate(record.cells)])
 
     def _records(self, shard: int) -> Iterator[tuple[str, Record]]:
         """Yield the name and the record of each sample of a shard."""
@@ -331,6 +301,9 @@ class _Packer:
         names = [self.source.columns[number].name for number in self._pipeline.sources]
         with self._located(record):
             found = self._pipeline.read(record)
+            if self.rows is not None:
+                yield "npy", row_of(found[0], self.crop, self.rows)
+                return
             for name, data in zip(names, found, strict=True):
                 how = (_UNCHANGED,) if name in self.kept else (self.options, self.tables, self.crop)
                 ending, stored = stored_as(data, *how)
@@ -368,7 +341,10 @@ def _prepare(source: Index, folder: Path, options: PackOptions) -> _Packer:
     """Read or write the manifest in the folder of a pack, and check that the folder belongs to this pack."""
     wanted = {"version": _VERSION, "index": source.fingerprint, **asdict(options)}
     manifest = begun_in(folder)
-    crop = crop_of(options, antialias=manifest is None or manifest[ANTIALIAS])
+    crop = None
+    if options.decode is not None:
+        antialias = manifest is None or manifest[ANTIALIAS]
+        crop = ResizeCenterCrop(options.decode, resize=options.decode, antialias=antialias)
     packer = _Packer(source=source, folder=folder, options=options, crop=crop)
     if packer.kept:
         wanted["kept"] = list(packer.kept)
@@ -377,7 +353,7 @@ def _prepare(source: Index, folder: Path, options: PackOptions) -> _Packer:
             packer.rows = packer.rows_like_first()
             wanted["rows"] = asdict(packer.rows)
         if options.jpeg is JpegForm.BASELINE:
-            packer.tables = packer.common_tables()
+            packer.tables = tables_for(data for members in packer.probed() for _, data in members)
             wanted["huffman_tables"] = packer.tables.segment.hex()
         if crop is not None:
             wanted[ANTIALIAS] = True
@@ -396,5 +372,7 @@ def _ignore(line: bytes) -> None:
     del line
 
 
-def _padded(num_bytes: int) -> int:
-    return num_bytes + -num_bytes % _BLOCK_BYTES
+def _tar_header(name: str, num_bytes: int) -> bytes:
+    member = tarfile.TarInfo(name)
+    member.size = num_bytes
+    return member.tobuf(tarfile.USTAR_FORMAT)

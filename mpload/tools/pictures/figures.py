@@ -35,7 +35,6 @@ __all__ = [
     "new_figure",
     "round_ticks",
     "set_byte_axis",
-    "set_count_axis",
     "set_time_axis",
     "spread",
 ]
@@ -196,13 +195,6 @@ def set_byte_axis(axes: "Axes", highest_bytes: float) -> None:
     ticks = byte_ticks(highest_bytes)
     axes.set_yticks(list(ticks), list(ticks.values()))
     axes.set_ylim(0, 1.04 * max(highest_bytes, 1))
-
-
-def set_count_axis(axes: "Axes", highest: float, *, what: str) -> None:
-    """Let the x axis run from 0 to slightly above `highest`, with round ticks and the label `what`."""
-    ticks = round_ticks(highest)
-    axes.set_xticks(ticks, list(map(format_large_count, ticks)))
-    axes.set(xlim=(0, 1.02 * highest), xlabel=what)
 
 
 def set_time_axis(axes: "Axes", seconds: float) -> None:
