@@ -32,6 +32,7 @@ _TAKEN = 0.2
 """The share of the cores, or of the time, that something else must take to be blamed."""
 _SWAPS_BYTES_PER_SECOND = 1 << 20
 _AGREE = 1.5
+"""Predictions and measurements may differ by this factor."""
 _ALMOST_ALL = 0.95
 _DESCRIPTORS_OF_LOADER = 22  # in the training process: 13, and some more while the loader starts
 _DESCRIPTORS_OF_ZYGOTE = 18  # plus one for each worker
@@ -225,11 +226,11 @@ def _slowest(facts: Facts, rates: Rates, longest: str) -> tuple[Bottleneck, str]
     taken = _contended(facts, rates)
     if taken is None:
         return found
-    # Cheaper decoding that gains more than the resources that others take is named first.
+    # Cheaper decoding that clearly gains more than the resources that others take is named first.
     best = best_alternative(facts)
     gain = 1.0 if best is None else predict(replace(facts, decode=best.decode)).total / rates.total
     without = replace(facts, environment=replace(facts.environment, contention=Contention()))
-    if taken[0] is Bottleneck.NEIGHBOURS and gain > predict(without).total / rates.total:
+    if taken[0] is Bottleneck.NEIGHBOURS and gain > _AGREE * predict(without).total / rates.total:
         return found
     return taken
 
