@@ -157,6 +157,8 @@ class BulkColumns:
         if is_drawn.any():
             chunk = replace(chunk, is_drawn=is_drawn)
             made |= {column.key: column.make(chunk, arrays) for column in self._others}
+        if self._is_complete and all(is_made.all() for is_made in made.values()):  # nearly always
+            return {}
         is_left = ~np.logical_and.reduce([*made.values(), np.full(len(lines), self._is_complete)])
         ragged = [array for array in arrays.values() if isinstance(array, RaggedArray)]
         if is_left.any() and not all(array.has_room(int(is_left.sum())) for array in ragged):

@@ -189,8 +189,8 @@ class RaggedArray:
         self, first: int, starts: NDArray[np.int64], shapes: NDArray[np.int64], *, made: NDArray[np.bool_]
     ) -> None:
         """Set start and shape of samples that were written to `area`: of sample `first + i` where `made[i]` is true."""
-        self._starts[first : first + len(made)][made] = starts[made]
-        self._shapes[first : first + len(made)][made] = shapes[made]
+        np.copyto(self._starts[first : first + len(made)], starts, where=made)
+        np.copyto(self._shapes[first : first + len(made)], shapes, where=made[:, np.newaxis])
 
     def has_room(self, num_samples: int) -> bool:
         """Whether so many samples of the greatest size still fit."""
