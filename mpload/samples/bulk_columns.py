@@ -35,12 +35,18 @@ __all__ = ["BulkColumns"]
 class _Column:
     """One key of the samples, and what makes its values."""
 
-    def __init__(self, key: str, number: int, template: Any, maker: Maker) -> None:
+    def __init__(self, key: str, number: int, template: Any, maker: Maker, *, is_read: bool = False) -> None:
         self.key = key
-        self._number = number
+        self.number = number
         self._template = template
         self._maker = maker
+        self._is_read = is_read
         self._num_left_out = 0
+
+    @property
+    def reads_next(self) -> bool:
+        """Whether its files are read for the next chunk."""
+        return self._is_read and not self._num_left_out
 
     def make(self, chunk: Chunk, arrays: Mapping[str, Any]) -> NDArray[np.bool_]:
         """Make the values of a chunk, and return which were made, bool [n]."""
@@ -48,7 +54,7 @@ class _Column:
         if self._num_left_out:
             self._num_left_out -= 1
         else:
-            made = self._maker(chunk, self._number, _arrays_of(self._template, arrays))
+            made = self._maker(chunk, self.number, _arrays_of(self._template, arrays))
             num_wanted = len(chunk.lines) if chunk.is_drawn is None else np.count_nonzero(chunk.is_drawn)
             if made is not None and 2 * np.count_nonzero(made) < num_wanted:
                 self._num_left_out = LEFT_OUT_CHUNKS
@@ -78,6 +84,8 @@ class BulkColumns:
     """Makes samples as a pipeline with column decoders does, but a chunk at a time.
 
     Args:
+        reading: Reads the files.
+        arena: Memory for files that were read, uint8 [num_bytes].
         image: The column that draws the geometry.
         crop: Its decoder.
         others: The columns that follow it, or whose values are cells.
@@ -89,8 +97,18 @@ class BulkColumns:
     """
 
     def __init__(
-        self, image: _Column, crop: Any, others: Sequence[_Column], *, in_place_keys: frozenset[str], is_complete: bool
+        self,
+        reading: Reading,
+        arena: NDArray[np.uint8],
+        image: _Column,
+        crop: Any,
+        others: Sequence[_Column],
+        *,
+        in_place_keys: frozenset[str],
+        is_complete: bool,
     ) -> None:
+        self._reading = reading
+        self._arena = arena
         self._image = image
         self._crop = crop
         self._others = others if is_complete else [column for column in others if column.key in in_place_keys]
@@ -120,7 +138,9 @@ class BulkColumns:
             make = boxes_maker(column.decode, reading=reading, arena=arena)
             if decode_many is not None and column.key in maker.in_place_keys:
                 make = Images(reading=reading, decode_many=decode_many, arena=arena).make
-            return None if make is None else _Column(column.key, column.number, template[column.key], make)
+            return (
+                None if make is None else _Column(column.key, column.number, template[column.key], make, is_read=True)
+            )
 
         image = column_of(maker.drawing, many_decoder(maker.drawing.decode))
         if image is None:
@@ -134,6 +154,8 @@ class BulkColumns:
         ]
         others = [*filter(None, decoded), *cells]
         return cls(
+            reading,
+            arena,
             image,
             maker.drawing.decode,
             others,
@@ -152,6 +174,9 @@ class BulkColumns:
             self._rng = SampleRng(seed=number.seed, epoch=number.epoch)
         geometries = np.empty((len(lines), NUM_GEOMETRY), np.int64)
         chunk = Chunk(lines=lines, first=first, key=self._rng.key, report=report, geometries=geometries)
+        columns = [column.number for column in (self._image, *self._others) if column.reads_next]
+        if self._image.reads_next and len(columns) > 1:
+            chunk = replace(chunk, read=self._reading.read_together(chunk, columns, self._arena))
         is_drawn = self._image.make(chunk, arrays)
         made = {self._image.key: is_drawn}
         if is_drawn.any():

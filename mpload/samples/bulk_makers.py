@@ -1,8 +1,8 @@
 """Makes one column of a chunk of samples, with a few native calls: reading, decoding, all straight into the slot."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from time import perf_counter_ns
 from typing import Any
@@ -50,6 +50,8 @@ class Chunk:
     """The geometries that the images draw and that other columns follow, as in `EncodedSamples`."""
     is_drawn: NDArray[np.bool_] | None = None
     """Which samples have a geometry to follow, bool [n]; None if there is none to follow."""
+    read: Mapping[int, ManyRead] = field(default_factory=dict)
+    """What is in the area of a column already, by its number: the ranges of its first samples."""
 
 
 Maker = Callable[[Chunk, int, Any], NDArray[np.bool_] | None]
@@ -93,6 +95,8 @@ class Reading:
     ) -> Iterator[tuple[int, ManyRead]]:
         """Read the ranges in a column, as many at a time as `area_at` has room for after so many ranges.
 
+        Those that `read_together` has read come first.
+
         Yield the number of ranges before each read, and the read. It ends early if reads turn out to be slow, since
         read-ahead then begins, or if the bytes that were read ahead are not there. With a cache, its entries come
         first, and then the samples that it never keeps; each time, all others are declined.
@@ -102,7 +106,15 @@ class Reading:
             yield from self._cached_reads(cached, chunk, area_at, step_bytes=step_bytes, max_bytes=max_bytes)
             if not cached.is_outside.any():
                 return
-        is_ahead, done = self.ahead.is_active, 0
+        done = 0
+        if (found := chunk.read.get(column)) is not None:
+            if max_bytes is not None:
+                found = replace(found, lengths=np.where(found.lengths > max_bytes, -1, found.lengths))
+            yield 0, found
+            done = len(found.lengths)
+            if done == len(chunk.lines):
+                return
+        is_ahead = self.ahead.is_active
         reader = self._reader_of_ahead(chunk, column) if is_ahead else self._reader(chunk, column)
         while reader is not None and done < len(chunk.lines) and self.ahead.is_active == is_ahead:
             start_ns = perf_counter_ns()
@@ -113,6 +125,21 @@ class Reading:
                 return
             yield done, found
             done += num_read
+
+    def read_together(self, chunk: Chunk, columns: Sequence[int], area: NDArray[np.uint8]) -> Mapping[int, ManyRead]:
+        """Read the ranges in several columns with one call, one column after another, as far as `area` has room.
+
+        Return what was read, by column: all ranges of each, but for the last one. Nothing if ranges are read ahead.
+        """
+        if self.ahead.is_active or (reader := self._reader(chunk, *columns)) is None:
+            return {}
+        start_ns = perf_counter_ns()
+        found = self.ahead.measured_many(partial(reader.read, area))
+        chunk.report.tally.counts[READ_NS] += perf_counter_ns() - start_ns
+        firsts = range(0, len(found.lengths), len(chunk.lines))
+        return {
+            column: found.part(first, first + len(chunk.lines)) for column, first in zip(columns, firsts, strict=False)
+        }
 
     def _cached_reads(
         self,
@@ -153,15 +180,17 @@ class Reading:
         is_outside = self._cached.is_outside
         return np.where(is_outside[:, np.newaxis] if values.ndim == 2 else is_outside, values, -1)
 
-    def _reader(self, chunk: Chunk, column: int) -> ManyReader | None:
+    def _reader(self, chunk: Chunk, *columns: int) -> ManyReader | None:
+        """Return what reads the ranges in some columns, those of one column after those of another."""
         if type(self.storage) is not LocalStorage:
             return None
-        spans = chunk.lines.spans(column)
+        spans = [chunk.lines.spans(column) for column in columns]
         ranges = ManyRanges(
             names=chunk.lines.data,
-            paths=np.ascontiguousarray(self._outside(spans.paths)),
-            offsets=np.ascontiguousarray(spans.offsets),
-            lengths=np.ascontiguousarray(self._outside(spans.lengths)),
+            paths=np.concatenate([self._outside(each.paths) for each in spans]),
+            offsets=np.concatenate([each.offsets for each in spans]),
+            lengths=np.concatenate([self._outside(each.lengths) for each in spans]),
+            num_samples=len(chunk.lines),
             first=chunk.first,
             at=chunk.report.sample,
         )

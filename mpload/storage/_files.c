@@ -158,7 +158,7 @@ static int has_items(const Py_buffer *buffer, int64_t num_items) {
 
 PyDoc_STRVAR(read_many_doc,
 "read_many(names, bounds, offsets, lengths, numbers, shards, area, starts, sizes, at, folder, max_bytes, step_bytes,\n"
-"          slow_ns, max_slow, first)\n--\n\n"
+"          slow_ns, max_slow, first, num_before, num_samples)\n--\n\n"
 "Read many ranges into `area`, and return how many are done, how many reads were slow, and the used part of `area`.\n\n"
 "`mpload.storage.many` explains the arguments.");
 
@@ -168,11 +168,12 @@ static PyObject *read_ranges(PyObject *module, PyObject *args) {
     Shards shards = {0};
     ManyRanges ranges = {0};
     ManyRead result = {0};
-    long long max_bytes, step_bytes, slow_ns, max_slow, first;
+    long long max_bytes, step_bytes, slow_ns, max_slow, first, num_before, num_samples;
     PyObject *at, *open_shards, *returned = NULL;
     if (!PyArg_ParseTuple(
-            args, "y*y*y*y*y*O!w*w*w*OiLLLLL:read_many", &all[0], &all[1], &all[2], &all[3], &all[4], &PyTuple_Type,
-            &open_shards, &all[5], &all[6], &all[7], &at, &ranges.folder, &max_bytes, &step_bytes, &slow_ns, &max_slow, &first)) {
+            args, "y*y*y*y*y*O!w*w*w*OiLLLLLLL:read_many", &all[0], &all[1], &all[2], &all[3], &all[4], &PyTuple_Type,
+            &open_shards, &all[5], &all[6], &all[7], &at, &ranges.folder, &max_bytes, &step_bytes, &slow_ns, &max_slow, &first,
+            &num_before, &num_samples)) {
         return NULL;
     }
     if (!get_shards(open_shards, &shards) || (at != Py_None && PyObject_GetBuffer(at, &all[8], PyBUF_WRITABLE) != 0)) {
@@ -182,7 +183,7 @@ static PyObject *read_ranges(PyObject *module, PyObject *args) {
     if (!has_items(&all[1], 2 * ranges.num_ranges) || !has_items(&all[2], ranges.num_ranges)
         || !has_items(&all[3], ranges.num_ranges) || !has_items(&all[4], ranges.num_ranges)
         || !has_items(&all[6], ranges.num_ranges) || !has_items(&all[7], ranges.num_ranges)
-        || (at != Py_None && !has_items(&all[8], 1)) || step_bytes < 0
+        || (at != Py_None && !has_items(&all[8], 1)) || step_bytes < 0 || num_before < 0 || num_samples < 1
         || (step_bytes > 0 && ranges.num_ranges > all[5].len / step_bytes)) {
         PyErr_SetString(PyExc_ValueError, "arrays must be int64 and of equal length, and steps must fit into the area");
         goto release;
@@ -205,6 +206,8 @@ static PyObject *read_ranges(PyObject *module, PyObject *args) {
     ranges.slow_ns = slow_ns;
     ranges.max_slow = max_slow;
     ranges.first = first;
+    ranges.num_before = num_before;
+    ranges.num_samples = num_samples;
     Py_BEGIN_ALLOW_THREADS
     read_many(&ranges, &result);
     Py_END_ALLOW_THREADS

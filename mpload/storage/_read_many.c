@@ -200,7 +200,8 @@ void read_many(const ManyRanges *ranges, ManyRead *result) {
         prefetch(ranges, i + 1);
         int64_t start = ranges->step_bytes ? i * ranges->step_bytes : next;
         if (ranges->at != NULL) {
-            *ranges->at = (int64_t)((uint64_t)ranges->first + (uint64_t)i);
+            uint64_t place = (uint64_t)ranges->num_before + (uint64_t)i;
+            *ranges->at = (int64_t)((uint64_t)ranges->first + place % (uint64_t)ranges->num_samples);
         }
         int64_t size = ranges->lengths[i] < 0 ? read_file(ranges, i, start) : read_span(ranges, i, start, &window);
         if (size == IS_FULL) {

@@ -35,6 +35,8 @@ typedef struct {
     int64_t max_slow;          /* stop after this many slow reads */
     volatile int64_t *at;      /* the number of the sample that is next is written here; NULL for nowhere */
     int64_t first;             /* number of the first sample */
+    int64_t num_before;        /* ranges that came before these */
+    int64_t num_samples;       /* range i belongs to the sample `first + (num_before + i) % num_samples` */
 } ManyRanges;
 
 typedef struct {

@@ -5,7 +5,7 @@ absolute paths. The storage's own methods then read the range, or raise the erro
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
 import numpy as np
@@ -47,10 +47,12 @@ class ManyRanges:
     """int64 [n]: offset of the first byte."""
     lengths: NDArray[np.int64]
     """int64 [n]: number of bytes; -1 for a whole file."""
+    num_samples: int | None = None
+    """Ranges `i` and `i + num_samples` are of the same sample. None: each range is of another one."""
     first: int = 0
-    """The number of the first range: range `i` has the number `first + i`."""
+    """The number of the first sample: range `i` is of the sample `first + i % num_samples`."""
     at: "memoryview[int] | None" = None
-    """One int64, to which the number of the range that is next is written before each range is read, and before each
+    """One int64, to which the number of the sample that is next is written before each range is read, and before each
     shard is opened; None for nowhere."""
 
 
@@ -66,6 +68,10 @@ class ManyRead:
     """Number of slow reads. Up to 16 copies from maps are timed together: then all of them are slow, or none."""
     used_bytes: int
     """Size of the used part of the area, a multiple of 64 bytes."""
+
+    def part(self, first: int, last: int) -> "ManyRead":
+        """Return the outcome for the ranges `first` to `last` (exclusive) alone."""
+        return replace(self, starts=self.starts[first:last], lengths=self.lengths[first:last])
 
 
 class ManyReader:
@@ -89,6 +95,7 @@ class ManyReader:
         max_bytes: int | None,
     ) -> None:
         self._ranges = ranges
+        self._num_samples = ranges.num_samples or max(1, len(ranges.lengths))
         self._folder = folder
         self._max_bytes = (
             _MAX_BYTES if max_bytes is None else int(min(max_bytes, _MAX_BYTES))
@@ -107,7 +114,7 @@ class ManyReader:
         shards: list[NativeShard] = [(-1, None, 0, None)] * num_distinct
         for number, place in enumerate(firsts[:num_distinct].tolist()):
             if ranges.at is not None:
-                ranges.at[0] = ranges.first + place  # opening may take long, or never end
+                ranges.at[0] = ranges.first + place % self._num_samples  # opening may take long, or never end
             start, end = ranges.paths[place].tolist()
             try:
                 shard = open_shard(ranges.names[start:end].decode("utf-8", "surrogateescape"))
@@ -157,6 +164,8 @@ class ManyReader:
             step_bytes,
             SLOW_NS,
             _MAX_SLOW_READS,
-            ranges.first + first,
+            ranges.first,
+            first,
+            self._num_samples,
         )
         return ManyRead(starts=starts[:num_done], lengths=lengths[:num_done], num_slow=num_slow, used_bytes=used_bytes)

@@ -36,6 +36,8 @@ class _Native(Protocol):
         slow_ns: int,
         max_slow: int,
         first: int,
+        num_before: int,
+        num_samples: int,
         /,
     ) -> tuple[int, int, int]: ...
 

@@ -13,8 +13,9 @@ from PIL import Image
 
 from mpload import Boxes, Json, Mask, MPDataset, RandomResizedCrop, RawBytes, ResizeCenterCrop, Text, Topology, Views
 from mpload.images import many_masks
-from mpload.samples import bulk_boxes
+from mpload.samples import bulk_boxes, index_work
 from mpload.samples.leaf_arrays import columns_of_leaves
+from mpload.storage.many import ManyReader
 from tests.golden.make_formats import FOLDER
 from tests.support.chunks import OneWorker
 from tests.support.fuzz_seeds import write_seeds
@@ -38,6 +39,7 @@ DECODERS: dict[str, dict[str, Any]] = {
                              "image": ResizeCenterCrop(16, exif_orientation=False)},
     "a user's decoders": {**BASE, "note": Told(), "boxes": Boxes("xywh", min_visible=0.3)},
     "a second image": {**BASE, "mask": RandomResizedCrop((8, 9), antialias=True), "text": Text()},
+    "small lists": {**BASE, "boxes": Boxes("xywh", max_bytes=150)},
     "views": {**BASE, "views": Views(of="image", two=(2, RandomResizedCrop(8)))},
     "boxes as JSON": {"image": RandomResizedCrop(9), "mask": Mask(dtype="float32"), "boxes": Json()},
 }  # fmt: skip
@@ -144,6 +146,35 @@ def test_plain_samples_are_never_made_one_by_one(index: Path, name: str, is_far:
     worker.work._fill_one_by_one = None  # type: ignore[method-assign,assignment]
     values, failures = made(worker, 5)
     assert (values, failures) == (made(OneWorker(chosen).without_bulk(), 5)[0], [])
+
+
+@pytest.mark.parametrize("arena_bytes", [1, 3_000, 20_000, 60_000, 150_000, 400_000])
+@pytest.mark.parametrize("name", ["image, mask, boxes", "a second image"])
+def test_samples_do_not_depend_on_how_many_files_are_read_at_once(
+    index: Path, name: str, arena_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen = dataset(index, DECODERS[name], on_error="skip")
+    expected = made(OneWorker(chosen).without_bulk(), 16)
+    monkeypatch.setattr(index_work, "ARENA_BYTES", arena_bytes)
+    worker = OneWorker(chosen)
+    assert len(worker.work._arena) == arena_bytes
+    assert made(worker, NUM_SAMPLES) == expected
+
+
+@pytest.mark.skipif(not (many_masks.NATIVE and bulk_boxes.NATIVE), reason="a native module is not built")
+def test_all_files_of_a_chunk_are_read_with_one_call(index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[int, int]] = []  # and the sample that was noted last
+    read = ManyReader.read
+
+    def counted(self: ManyReader, area: Any, **options: Any) -> Any:
+        found = read(self, area, **options)
+        assert self._ranges.at is not None
+        calls.append((len(found.lengths), self._ranges.at[0]))
+        return found
+
+    monkeypatch.setattr(ManyReader, "read", counted)
+    made(OneWorker(dataset(index.with_name("plain.txt"), BASE)), NUM_PLAIN // 2)
+    assert calls == [(18, 5), (18, 11)]
 
 
 def test_the_image_beside_a_users_decoder_is_not_made_again(index: Path) -> None:

@@ -176,6 +176,15 @@ def test_the_number_of_the_range_that_is_next_is_written_down(root: Path) -> Non
         assert cell[0] == 40 + len(PLAIN) - 1
 
 
+def test_ranges_of_one_sample_have_its_number(root: Path) -> None:
+    cell = memoryview(bytearray(8)).cast("q")
+    with LocalStorage(root) as storage:
+        reader = many(storage, [ByteRange("files/64")] * 6, at=cell, first=40, num_samples=4)
+        for first, room, number in ((0, 1, 41), (0, 3, 43), (0, 4, 40), (0, 5, 41), (2, 1, 43), (3, 1, 40), (4, 1, 41)):
+            assert len(reader.read(np.empty(64 * room, np.uint8), first=first).lengths) == room
+            assert cell[0] == number, (first, room)
+
+
 def test_the_number_of_the_first_range_of_a_shard_is_written_down_before_the_shard_is_opened(root: Path) -> None:
     cell = memoryview(bytearray(8)).cast("q")
     opened: list[tuple[str, int]] = []
@@ -188,6 +197,9 @@ def test_the_number_of_the_first_range_of_a_shard_is_written_down_before_the_sha
     paths = ["files/64", "files/64", "missing", "files/65", "files/64"]
     many(Noting(root), [Span(path, 0, 1) for path in paths], at=cell, first=40)
     assert opened == [("files/64", 40), ("missing", 42), ("files/65", 43)]
+    opened.clear()
+    many(Noting(root), [Span(path, 0, 1) for path in paths], at=cell, first=40, num_samples=3)
+    assert opened == [("files/64", 40), ("missing", 42), ("files/65", 40)]
 
 
 def test_shards_that_are_in_use_stay_open_and_files_do_not(root: Path) -> None:
@@ -221,14 +233,19 @@ def test_pages_that_must_be_dropped_are_left_to_the_other_way(root: Path) -> Non
 def test_the_native_module_refuses_arrays_that_do_not_fit_together(root: Path) -> None:
     assert NATIVE is not None
     one, two, area = np.zeros(1, np.int64), np.zeros(2, np.int64), np.zeros(64, np.uint8)
-    right: list[Any] = [b"a", two, one, one, one, (), area, one.copy(), one.copy(), None, 0, 1, 0, 1, 1, 0]
+    right: list[Any] = [b"a", two, one, one, one, (), area, one.copy(), one.copy(), None, 0, 1, 0, 1, 1, 0, 0, 1]
     assert NATIVE.read_many(*right)[0] == 1
     for place in (1, 2, 3, 4, 7, 8):
         wrong = [*right]
         wrong[place] = np.zeros(3, np.int64)
         with pytest.raises(ValueError, match="must be int64"):
             NATIVE.read_many(*wrong)
-    for wrong in ([*right[:9], np.zeros(1, np.int32), *right[10:]], [*right[:12], 65, *right[13:]]):
+    for wrong in (
+        [*right[:9], np.zeros(1, np.int32), *right[10:]],
+        [*right[:12], 65, *right[13:]],
+        [*right[:-1], 0],
+        [*right[:-2], -1, 1],
+    ):
         with pytest.raises(ValueError, match="must be int64"):
             NATIVE.read_many(*wrong)
     with pytest.raises(ValueError, match="must be int64"):

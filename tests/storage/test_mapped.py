@@ -65,7 +65,7 @@ def read_four_bytes(descriptor: int, data: Any, changed_ns: int, are_loaded: byt
     places = np.array([offset], np.int64), np.full(1, 4, np.int64), np.zeros(1, np.int64)
     NATIVE.read_many(
         b"a", np.array([0, 1], np.int64), *places, shards, area, np.zeros(1, np.int64), sizes,
-        None, 0, 1 << 20, 0, 1 << 60, 1, 0,
+        None, 0, 1 << 20, 0, 1 << 60, 1, 0, 0, 1,
     )  # fmt: skip
     assert sizes[0] == 4
     return area[:4].tobytes()
