@@ -12,7 +12,6 @@ from mpload.loader.tensors import as_tensor, tensors_of
 from mpload.samples.joins import Join, JoinedColumn
 from mpload.samples.leaves import Leaf, LeafKind, leaves_of
 from mpload.samples.targets import Target
-from mpload.transport.ragged import EndToEnd
 
 __all__ = ["batch_of_columns", "joins_of_leaves", "samples_of_columns", "tensor_of_leaf", "unstacked"]
 
@@ -128,7 +127,7 @@ def _shown(column: Any, leaf: Leaf, *, are_images: bool) -> Any:
     are_images = are_images and len(leaf.shape) >= 3  # not an array [H, W] of each sample
     if not leaf.torch_dtype:
         return as_tensor(column, are_images=are_images)
-    if isinstance(column, list | EndToEnd):
+    if isinstance(column, list):
         return [_shown(value, leaf, are_images=are_images) for value in column]
     tensor = tensor_of_leaf(column, leaf)
     return tensor.movedim(-1, -3) if are_images else tensor

@@ -6,8 +6,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from mpload.transport.ragged import EndToEnd
-
 __all__ = ["as_tensor", "tensors_of"]
 
 
@@ -22,10 +20,6 @@ def as_tensor(value: Any, *, are_images: bool, is_batch: bool = False) -> Any:
         are_images: whether its arrays are images.
         is_batch: whether the first axis of an array counts the samples of a batch.
     """
-    if isinstance(value, EndToEnd):
-        # Unlike the views of `split`, these may be changed in place by what needs gradients.
-        parts = torch.unsafe_split_with_sizes(torch.from_numpy(value.values), value.lengths)
-        return [part.movedim(-1, -3) if are_images and part.ndim >= 3 else part for part in parts]
     if isinstance(value, list):
         if not any(issubclass(kind, list | np.ndarray) for kind in {*map(type, value)}):  # strings, nearly always
             return value

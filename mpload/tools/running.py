@@ -150,5 +150,5 @@ def _family(pid: int) -> list[int]:
     try:
         process = psutil.Process(pid)
         return [pid, *(child.pid for child in process.children(recursive=True))]
-    except psutil.NoSuchProcess:
+    except (psutil.NoSuchProcess, ValueError):  # of a negative number
         return []

@@ -3,8 +3,8 @@
 import math
 import resource
 from collections.abc import Iterator, Sequence
-from itertools import accumulate
-from typing import Any, Final, Protocol, overload
+from itertools import accumulate, pairwise
+from typing import Any, Final, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -14,7 +14,7 @@ from mpload.native import native_module
 from mpload.transport.slots import ALIGN_BYTES, RaggedField, round_up
 from mpload.units import MIB, format_bytes
 
-__all__ = ["EndToEnd", "RaggedArray", "batch_room_bytes", "sample_room_bytes"]
+__all__ = ["RaggedArray", "batch_room_bytes", "sample_room_bytes"]
 
 
 class _Native(Protocol):
@@ -67,33 +67,6 @@ def batch_room_bytes(*, batch_size: int, num_fields: int) -> int:
 
 def _is_limited() -> bool:
     return resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY
-
-
-class EndToEnd(Sequence[NDArray[Any]]):
-    """Arrays that differ in length only, and lie end to end in one array.
-
-    Args:
-        values: The array, [total, ...].
-        lengths: The length of each part.
-    """
-
-    def __init__(self, values: NDArray[Any], lengths: list[int]) -> None:
-        self.values = values
-        self.lengths = lengths
-        self._stops = [*accumulate(lengths)]
-
-    def __len__(self) -> int:
-        return len(self.lengths)
-
-    @overload
-    def __getitem__(self, place: int) -> NDArray[Any]: ...
-    @overload
-    def __getitem__(self, place: slice) -> list[NDArray[Any]]: ...
-    def __getitem__(self, place: int | slice) -> NDArray[Any] | list[NDArray[Any]]:
-        if isinstance(place, slice):
-            return [self[each] for each in range(len(self))[place]]
-        stop = self._stops[place]
-        return self.values[stop - self.lengths[place] : stop]
 
 
 class RaggedArray:
@@ -233,7 +206,7 @@ class RaggedArray:
         numbers = range(len(self)) if kept is None else kept.tolist()
         return [self[number].data for number in numbers]
 
-    def stacked(self, kept: NDArray[np.int64] | None) -> NDArray[Any] | Sequence[NDArray[Any]]:
+    def stacked(self, kept: NDArray[np.int64] | None) -> NDArray[Any] | list[NDArray[Any]]:
         """Return all samples, or those in `kept`: copied to one array if all have one shape, else a list of views.
 
         Small samples that differ in length only are copied too. Whoever keeps them then keeps no slot.
@@ -248,8 +221,9 @@ class RaggedArray:
             return self._copied(starts, shapes).reshape(len(starts), *first.tolist())
         num_bytes = int(shapes.prod(axis=1).sum()) * self._dtype.itemsize
         if num_bytes <= len(starts) * _SMALL_BYTES and (shapes[:, 1:] == first[1:]).all():
-            lengths = shapes[:, 0].tolist()
-            return EndToEnd(self._copied(starts, shapes).reshape(sum(lengths), *first[1:].tolist()), lengths)
+            stops = [*accumulate(shapes[:, 0].tolist(), initial=0)]
+            values = self._copied(starts, shapes).reshape(stops[-1], *first[1:].tolist())
+            return [values[start:stop] for start, stop in pairwise(stops)]
         return list(map(self._view, starts.tolist(), shapes.tolist()))
 
     def _copied(self, starts: NDArray[np.int64], shapes: NDArray[np.int64]) -> NDArray[Any]:

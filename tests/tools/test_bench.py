@@ -183,16 +183,21 @@ def test_without_workers_fork_and_spawn_are_one_case() -> None:
 @pytest.mark.parametrize(
     "loaders", [["list-fork", "mploader"], pytest.param(list(LOADER_NAMES), marks=pytest.mark.slow)]
 )
-def test_every_list_is_read_completely_and_its_memory_is_measured(tmp_path: Path, loaders: list[str]) -> None:
+def test_every_list_is_read_completely_and_its_memory_is_measured(
+    tmp_path: Path, loaders: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder := tmp_path / "lists").mkdir()
+    (temporary := tmp_path / "temporary").mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
     cases = all_cases(loaders, [3000], [2])
-    results = list(measure_memory(cases, num_epochs=2, max_seconds=60.0, folder=tmp_path))
+    results = list(measure_memory(cases, num_epochs=2, max_seconds=60.0, folder=folder))
     assert [result.case for result in results] == cases
     for result in results:
         assert (result.outcome, result.num_epochs, result.needed_bytes) == (Outcome.DONE, 2, None)
         assert 0 < (result.first_batch_seconds or 0) < 60
         assert 20 * MIB < result.peak_uss_bytes < result.peak_pss_bytes < GIB
         assert max(moment.pss_bytes for moment in result.curve) == result.peak_pss_bytes
-    assert list(tmp_path.iterdir()) == []
+    assert list(folder.iterdir()) == list(temporary.iterdir()) == []
 
 
 def measured(tmp_path: Path, *, max_seconds: float, reserve_bytes: int) -> MemoryResult:

@@ -39,9 +39,11 @@ def children() -> Any:
 def test_an_interrupt_waits_until_the_end_of_the_block(interrupt: Callable[[], None]) -> None:
     def waits() -> bool:
         done: list[bool] = []
+        blocked: list[int] = []  # as it must be in a child that is started meanwhile
 
         def hold() -> None:
             with interrupts_held():
+                blocked.extend(signal.pthread_sigmask(signal.SIG_BLOCK, []))
                 interrupt()
                 time.sleep(0.2)
                 done.append(True)
@@ -54,7 +56,12 @@ def test_an_interrupt_waits_until_the_end_of_the_block(interrupt: Callable[[], N
         with interrupts_held():
             pass
         is_blocked = signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, [])
-        return bool(done) and not is_blocked and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        return (
+            bool(done)
+            and signal.SIGINT in blocked
+            and not is_blocked
+            and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        )
 
     check_in_a_child(waits)
 

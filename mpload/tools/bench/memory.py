@@ -9,6 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum, auto
 from pathlib import Path
@@ -217,6 +218,7 @@ def measure_case(
                 curve += _read_memory(tree, time.monotonic() - started, in_full=is_done)
                 if is_done:
                     outcome = Outcome.DONE
+                    _let_end(process)
                 elif available_bytes() < reserve_bytes:
                     outcome = Outcome.OUT_OF_MEMORY
                 elif time.monotonic() - started > max_seconds:
@@ -265,6 +267,14 @@ def _is_running(process: "subprocess.Popen[bytes]") -> bool:
 def _content(file: IO[bytes]) -> bytes:
     # A read would move the offset that the process shares.
     return os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0)
+
+
+def _let_end(process: "subprocess.Popen[bytes]") -> None:
+    """Let a case that was measured end by itself, so that it leaves no semaphore and no folder."""
+    assert process.stdin is not None
+    process.stdin.close()
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(_EXIT_SECONDS)
 
 
 def _kill(process: "subprocess.Popen[bytes]") -> None:

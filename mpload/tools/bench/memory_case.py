@@ -1,7 +1,7 @@
 """One case of `mpload bench memory`, run in a process of its own: read a list of samples with a loader.
 
 Prints a line of JSON for the first batch, for each epoch, and when all epochs are done. It then keeps its memory, so
-that it can be measured, until it is killed or stdin is closed. No file of the list is opened, and nothing is decoded.
+that it can be measured, until stdin is closed. No file of the list is opened, and nothing is decoded.
 """
 
 import json

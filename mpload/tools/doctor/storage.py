@@ -92,11 +92,11 @@ class Files:
 
     def cached_share(self, records: Sequence[Record]) -> float | None:
         """Return the share of the samples' pages that are in the page cache. None if the system cannot tell."""
-        pages = []
+        pages = [np.empty(0, np.uint8)]
         for item in chain.from_iterable(map(self.ranges, records)):
             with suppress(OSError, ValueError):
                 pages.append(self._pages(item))
-        return float(np.mean(np.concatenate(pages))) if pages else None
+        return float(found.mean()) if (found := np.concatenate(pages)).size else None
 
     def _pages(self, item: ByteRange) -> NDArray[np.uint8]:
         """Return 1 for each page of a range that is in memory, and 0 for each other one."""
@@ -104,7 +104,8 @@ class Files:
             first = item.offset_bytes - item.offset_bytes % mmap.ALLOCATIONGRANULARITY
             length_bytes = item.length_bytes if item.length_bytes is not None else os.fstat(descriptor).st_size
             length_bytes += item.offset_bytes - first
-            with mmap.mmap(descriptor, length_bytes, access=mmap.ACCESS_READ, offset=first) as mapped:
+            private = {"flags": mmap.MAP_PRIVATE, "prot": mmap.PROT_READ}  # FUSE with direct_io refuses shared ones
+            with mmap.mmap(descriptor, length_bytes, offset=first, **private) as mapped:
                 pages = np.zeros(-(-length_bytes // mmap.PAGESIZE), np.uint8)
                 view = np.frombuffer(mapped, np.uint8)
                 failed = ctypes.CDLL(None).mincore(

@@ -11,8 +11,10 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from mpload.errors import FAILURES, ArgumentError
+from mpload.index.index import Index
 from mpload.index.mixture_index import MixtureIndex
 from mpload.index.opening import open_index
+from mpload.index.text import format_header, format_line
 from mpload.judgement.facts import Change, Facts, Job
 from mpload.judgement.model import predict
 from mpload.judgement.remedies import resize_to
@@ -158,10 +160,7 @@ class IndexSubject:
             native = native_decoder(decode, short_side(samples.decoded_shape))
             return IndexSubject(make(pipeline.index, decode=native, storage=storage))
         wanted = max(_MIN_SAMPLES, min(int(seconds * predict(facts).total), _MAX_SAMPLES))
-        chosen = np.random.default_rng(0).choice(
-            len(pipeline.index), size=min(len(pipeline.index), wanted), replace=False
-        )
-        index = pipeline.index.select(folder / "some.txt", sample_ids=chosen)
+        index = _some_samples(pipeline.index, min(len(pipeline.index), wanted), folder / "some.txt")
         if change in {Change.RESIZED, Change.BASELINE}:
             side = short_side(samples.output_shape) if change is Change.RESIZED else None
             options = PackOptions(jpeg=JpegForm.BASELINE) if side is None else PackOptions(resize_short=resize_to(side))
@@ -178,6 +177,14 @@ class IndexSubject:
                 for _batch in loader:  # fills a cache or a row index
                     pass
         return IndexSubject(dataset)
+
+
+def _some_samples(index: Index, number: int, path: Path) -> Index:
+    """Write an index of random samples of another one, which may have too many lines to read all of them."""
+    chosen = np.sort(np.random.default_rng(0).choice(len(index), size=number, replace=False))
+    header = format_header(columns=index.columns, root=index.root, classes=index.classes)
+    path.write_bytes(header + b"".join(format_line(record.cells) for record in index.records(chosen)))
+    return open_index(path)
 
 
 @dataclass(frozen=True, slots=True)
