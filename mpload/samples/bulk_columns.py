@@ -35,18 +35,18 @@ __all__ = ["BulkColumns"]
 class _Column:
     """One key of the samples, and what makes its values."""
 
-    def __init__(self, key: str, number: int, template: Any, maker: Maker, *, is_read: bool = False) -> None:
+    def __init__(self, key: str, number: int, template: Any, maker: Maker, *, has_paths: bool = False) -> None:
         self.key = key
         self.number = number
         self._template = template
         self._maker = maker
-        self._is_read = is_read
+        self._has_paths = has_paths
         self._num_left_out = 0
 
     @property
-    def reads_next(self) -> bool:
-        """Whether its files are read for the next chunk."""
-        return self._is_read and not self._num_left_out
+    def reads_files(self) -> bool:
+        """Whether it reads whole files for the next chunk, which take no open shards."""
+        return self._has_paths and not self._num_left_out
 
     def make(self, chunk: Chunk, arrays: Mapping[str, Any]) -> NDArray[np.bool_]:
         """Make the values of a chunk, and return which were made, bool [n]."""
@@ -138,9 +138,10 @@ class BulkColumns:
             make = boxes_maker(column.decode, reading=reading, arena=arena)
             if decode_many is not None and column.key in maker.in_place_keys:
                 make = Images(reading=reading, decode_many=decode_many, arena=arena).make
-            return (
-                None if make is None else _Column(column.key, column.number, template[column.key], make, is_read=True)
-            )
+            if make is None:
+                return None
+            has_paths = columns[column.number].type is ColumnType.PATH
+            return _Column(column.key, column.number, template[column.key], make, has_paths=has_paths)
 
         image = column_of(maker.drawing, many_decoder(maker.drawing.decode))
         if image is None:
@@ -174,9 +175,9 @@ class BulkColumns:
             self._rng = SampleRng(seed=number.seed, epoch=number.epoch)
         geometries = np.empty((len(lines), NUM_GEOMETRY), np.int64)
         chunk = Chunk(lines=lines, first=first, key=self._rng.key, report=report, geometries=geometries)
-        columns = [column.number for column in (self._image, *self._others) if column.reads_next]
-        if self._image.reads_next and len(columns) > 1:
-            chunk = replace(chunk, read=self._reading.read_together(chunk, columns, self._arena))
+        together = [column.number for column in (self._image, *self._others) if column.reads_files]
+        if self._image.reads_files and len(together) > 1:
+            chunk = replace(chunk, read=self._reading.read_together(chunk, together, self._arena))
         is_drawn = self._image.make(chunk, arrays)
         made = {self._image.key: is_drawn}
         if is_drawn.any():

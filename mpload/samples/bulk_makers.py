@@ -127,9 +127,9 @@ class Reading:
             done += num_read
 
     def read_together(self, chunk: Chunk, columns: Sequence[int], area: NDArray[np.uint8]) -> Mapping[int, ManyRead]:
-        """Read the ranges in several columns with one call, one column after another, as far as `area` has room.
+        """Read the files in several columns of paths with one call, one column after another, as `area` has room.
 
-        Return what was read, by column: all ranges of each, but for the last one. Nothing if ranges are read ahead.
+        Return what was read, by column: all files of each, but for the last one. Nothing if files are read ahead.
         """
         if self.ahead.is_active or (reader := self._reader(chunk, *columns)) is None:
             return {}

@@ -15,6 +15,7 @@ from mpload import Boxes, Json, Mask, MPDataset, RandomResizedCrop, RawBytes, Re
 from mpload.images import many_masks
 from mpload.samples import bulk_boxes, index_work
 from mpload.samples.leaf_arrays import columns_of_leaves
+from mpload.storage.local import LocalStorage
 from mpload.storage.many import ManyReader
 from tests.golden.make_formats import FOLDER
 from tests.support.chunks import OneWorker
@@ -175,6 +176,35 @@ def test_all_files_of_a_chunk_are_read_with_one_call(index: Path, monkeypatch: p
     monkeypatch.setattr(ManyReader, "read", counted)
     made(OneWorker(dataset(index.with_name("plain.txt"), BASE)), NUM_PLAIN // 2)
     assert calls == [(18, 5), (18, 11)]
+
+
+@pytest.mark.skipif(not (many_masks.NATIVE and bulk_boxes.NATIVE), reason="a native module is not built")
+@pytest.mark.parametrize("spans", [(0,), (1,), (2,), (0, 1), (1, 2), (0, 1, 2)])
+def test_only_shards_are_opened_as_shards_and_each_column_may_use_as_many(
+    index: Path, spans: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = index.with_name("plain.txt").read_text(encoding="utf-8").splitlines()[2:]
+    rows = [line.split("\t") for line in lines]
+    for row, column in itertools.product(rows, spans):
+        row[column] = f"0+{(index.parent / row[column]).stat().st_size}@{row[column]}"
+    types = ["span" if column in spans else "path" for column in range(3)]
+    header = "#mpload 1\n#columns image:{} mask:{} boxes:{} number:int weight:float text:str note:str\n".format(*types)
+    text = index.with_name(f"spans{len(spans)}{spans[0]}.txt")
+    text.write_text(header + "".join("\t".join(row) + "\n" for row in rows), encoding="utf-8")
+    opened: list[str] = []
+    real = LocalStorage._shard
+
+    def noting(self: LocalStorage, path: str) -> Any:
+        opened.append(path)
+        return real(self, path)
+
+    monkeypatch.setattr(LocalStorage, "_shard", noting)
+    storage = LocalStorage(index.parent, max_open_files=NUM_PLAIN)
+    worker = OneWorker(dataset(text, BASE, batch_size=NUM_PLAIN, storage=storage))
+    worker.work._fill_one_by_one = None  # type: ignore[method-assign,assignment]
+    values, failures = made(worker, NUM_PLAIN)
+    assert sorted(opened) == sorted(row[column].partition("@")[2] for row in rows for column in spans)
+    assert (values, failures) == (made(OneWorker(dataset(text, BASE, batch_size=NUM_PLAIN)).without_bulk(), 5)[0], [])
 
 
 def test_the_image_beside_a_users_decoder_is_not_made_again(index: Path) -> None:
