@@ -45,7 +45,7 @@ class _Column:
 
     @property
     def reads_files(self) -> bool:
-        """Whether it reads whole files for the next chunk, which take no open shards."""
+        """Whether it reads whole files for the next chunk."""
         return self._has_paths and not self._num_left_out
 
     def make(self, chunk: Chunk, arrays: Mapping[str, Any]) -> NDArray[np.bool_]:

@@ -51,7 +51,7 @@ class Chunk:
     is_drawn: NDArray[np.bool_] | None = None
     """Which samples have a geometry to follow, bool [n]; None if there is none to follow."""
     read: Mapping[int, ManyRead] = field(default_factory=dict)
-    """What is in the area of a column already, by its number: the ranges of its first samples."""
+    """What `Reading.read_together` has read of each column, by the column's number."""
 
 
 Maker = Callable[[Chunk, int, Any], NDArray[np.bool_] | None]
@@ -95,11 +95,10 @@ class Reading:
     ) -> Iterator[tuple[int, ManyRead]]:
         """Read the ranges in a column, as many at a time as `area_at` has room for after so many ranges.
 
-        Those that `read_together` has read come first.
-
-        Yield the number of ranges before each read, and the read. It ends early if reads turn out to be slow, since
-        read-ahead then begins, or if the bytes that were read ahead are not there. With a cache, its entries come
-        first, and then the samples that it never keeps; each time, all others are declined.
+        Yield the number of ranges before each read, and the read. What `read_together` has read comes first. It ends
+        early if reads turn out to be slow, since read-ahead then begins, or if the bytes that were read ahead are not
+        there. With a cache, its entries come first, and then the samples that it never keeps; each time, all others are
+        declined.
         """
         if self.cache is not None:
             cached = self._cached = CachedReader(self.cache, chunk.lines, column, at=partial(_note_place, chunk))
@@ -127,9 +126,13 @@ class Reading:
             done += num_read
 
     def read_together(self, chunk: Chunk, columns: Sequence[int], area: NDArray[np.uint8]) -> Mapping[int, ManyRead]:
-        """Read the files in several columns of paths with one call, one column after another, as `area` has room.
+        """Read the files that several columns name, one column after another, with one call, until `area` is full.
 
-        Return what was read, by column: all files of each, but for the last one. Nothing if files are read ahead.
+        All columns must be paths: spans would share the limit of open shards.
+
+        Returns:
+            What was read of each column, by its number. The last one may lack some of its files. Nothing while files
+            are read ahead.
         """
         if self.ahead.is_active or (reader := self._reader(chunk, *columns)) is None:
             return {}

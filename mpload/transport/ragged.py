@@ -43,7 +43,7 @@ _SAMPLES_UNDER_WAY = 1 << 14
 """Samples in flight besides four batches: 64 for each of 256 workers."""
 _LIMITED_BYTES, _LIMITED_SAMPLES = 256 * MIB, 4
 _SMALL_BYTES = 1024
-"""Samples that are smaller, on average, are copied out of their slot."""
+"""Samples of at most this size, on average, are copied out of their slot if they differ only in length."""
 
 
 def sample_room_bytes(*, batch_size: int, num_fields: int = 1) -> int:
@@ -207,31 +207,30 @@ class RaggedArray:
         return [self[number].data for number in numbers]
 
     def stacked(self, kept: NDArray[np.int64] | None) -> NDArray[Any] | list[NDArray[Any]]:
-        """Return all samples, or those in `kept`: copied to one array if all have one shape, else a list of views.
+        """Return all samples, or those in `kept`: as one array, a copy, if all have one shape; else as a list.
 
-        Small samples that differ in length only are copied too. Whoever keeps them then keeps no slot.
+        The list holds views of the slot. But small samples that differ only in length are copies, which the user may
+        keep without the slot.
         """
         starts, shapes = self._starts, self._shapes
         if kept is not None:
             starts, shapes = starts[kept], shapes[kept]
         if not len(starts):
             return []
-        first = shapes[0]
+        first, sizes = shapes[0], shapes.prod(axis=1) * self._dtype.itemsize
         if (shapes == first).all():
-            return self._copied(starts, shapes).reshape(len(starts), *first.tolist())
-        num_bytes = int(shapes.prod(axis=1).sum()) * self._dtype.itemsize
-        if num_bytes <= len(starts) * _SMALL_BYTES and (shapes[:, 1:] == first[1:]).all():
+            return self._copied(starts, shapes, sizes).reshape(len(starts), *first.tolist())
+        if sizes.sum() <= len(starts) * _SMALL_BYTES and (shapes[:, 1:] == first[1:]).all():
             stops = [*accumulate(shapes[:, 0].tolist(), initial=0)]
-            values = self._copied(starts, shapes).reshape(stops[-1], *first[1:].tolist())
+            values = self._copied(starts, shapes, sizes).reshape(stops[-1], *first[1:].tolist())
             return [values[start:stop] for start, stop in pairwise(stops)]
         return list(map(self._view, starts.tolist(), shapes.tolist()))
 
-    def _copied(self, starts: NDArray[np.int64], shapes: NDArray[np.int64]) -> NDArray[Any]:
+    def _copied(self, starts: NDArray[np.int64], shapes: NDArray[np.int64], sizes: NDArray[np.int64]) -> NDArray[Any]:
         """Return the values of samples end to end, in one dimension and in this machine's byte order."""
         if _NATIVE is None or not self._dtype.isnative:
             views = map(self._view, starts.tolist(), shapes.tolist())
             return np.concatenate([view.reshape(-1) for view in views])
-        sizes = shapes.prod(axis=1) * self._dtype.itemsize
         values = np.empty(int(sizes.sum()) // self._dtype.itemsize, self._dtype)
         _NATIVE.gather(self._area, np.ascontiguousarray(starts), sizes, values.view(np.uint8))
         return values

@@ -41,7 +41,7 @@ __all__ = ["IndexSubject", "MapSubject", "Subject", "subject_of"]
 _SAMPLES_SHARE = 0.5
 _MIN_SAMPLES, _MAX_SAMPLES = 64, 1024
 _EPOCH_SAMPLES = 16_384
-"""So long an epoch of a pack lasts longer than a trial."""
+"""An epoch of this many samples lasts longer than a trial."""
 
 
 def subject_of(dataset: Any) -> "Subject":
