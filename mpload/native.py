@@ -3,7 +3,7 @@
 from importlib import import_module
 from typing import Any
 
-__all__ = ["native_module"]
+__all__ = ["how_to_build", "native_module"]
 
 
 def native_module(name: str) -> Any:
@@ -12,3 +12,16 @@ def native_module(name: str) -> Any:
         return import_module(f"mpload.{name}")
     except ImportError:
         return None
+
+
+def how_to_build(headers: str, packages: str) -> str:
+    """Return a sentence that says how a native module can be built.
+
+    Args:
+        headers: What it needs beside a compiler.
+        packages: The packages of Debian that bring these.
+    """
+    return (
+        f"Install a C compiler and {headers} (apt install gcc {packages}), then install mpload again with pip's "
+        "options --force-reinstall --no-deps --no-cache-dir"
+    )

@@ -135,6 +135,7 @@ def marks_of(page: Path) -> Any:
     return pytest.mark.slow if "\n<!-- run -->\n" in page.read_text(encoding="utf-8") else ()  # commands take seconds
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.filterwarnings("default")  # as in a script
 @pytest.mark.parametrize("page", [pytest.param(name, marks=marks_of(page)) for name, page in PAGES.items()])

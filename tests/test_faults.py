@@ -73,6 +73,7 @@ def options_for(name: str) -> PoolOptions:
     return PoolOptions(sample_timeout_seconds=0.5 if name in FOUND_BY_TIMEOUT else 60.0)
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_in_a_transform_is_an_error_that_names_the_sample(folder: Path, name: str) -> None:

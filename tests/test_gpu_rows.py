@@ -68,6 +68,7 @@ def test_a_race_without_training_steps_and_steps_without_copies_leave_gaps(tmp_p
     assert "|  | DevicePrefetcher, depth=3 | - |" in page
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_every_lead_of_a_peer_is_named_and_only_the_newest_gpu_counts(tmp_path: Path) -> None:
     peers = [

@@ -84,6 +84,7 @@ def record(contestant: str, code: str, rates: list[float], ratios: list[float]) 
     return {"case": case, "figures": figures}
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_the_readme_quotes_all_turns_of_the_latest_code_and_names_faster_loaders(tmp_path: Path) -> None:
     shutil.copytree(BENCHMARKS, tmp_path / "benchmarks", ignore=shutil.ignore_patterns("peers"))

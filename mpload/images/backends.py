@@ -8,7 +8,7 @@ from typing import Final, Literal, NamedTuple, Protocol
 from mpload.errors import ArgumentError, MploadWarning
 from mpload.images.jpeg_header import ImageBytes
 from mpload.images.resize import Box, Pixels
-from mpload.native import native_module
+from mpload.native import how_to_build, native_module
 
 __all__ = [
     "BACKENDS",
@@ -134,10 +134,7 @@ def check_backend(name: str) -> None:
         _warn_of_slow_decoding()
 
 
-HOW_TO_BUILD = (
-    "Install a C compiler and libjpeg-turbo's headers (apt install gcc libjpeg62-turbo-dev), then install mpload again "
-    "with pip's options --force-reinstall --no-deps --no-cache-dir"
-)
+HOW_TO_BUILD = how_to_build("libjpeg-turbo's headers", "libjpeg62-turbo-dev")
 
 
 @cache  # Python shows warnings again whenever any library changes the filters

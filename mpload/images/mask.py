@@ -1,22 +1,26 @@
 """`Mask`: one value per pixel, such as class ids or depths, which follow the sample's geometry unchanged."""
 
 import math
+import warnings
 from dataclasses import KW_ONLY, dataclass
+from functools import cache
 from typing import Any, ClassVar
 
 import cv2
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from mpload.errors import ArgumentError, DecodeError
+from mpload.errors import ArgumentError, DecodeError, MploadWarning
 from mpload.images.claims import Claim, unclaimed
 from mpload.images.geometry import Geometry
 from mpload.images.jpeg_header import ImageBytes
 from mpload.images.limits import Limits
 from mpload.images.stored_values import stored_values
+from mpload.native import how_to_build, native_module
 
 __all__ = ["Mask", "check_ratio", "check_shape", "nearest_values"]
 
+_HOW_TO_BUILD = how_to_build("libdeflate's headers", "libdeflate-dev")
 _TRANSPOSED = frozenset(map(np.dtype, ("uint8", "uint16", "int16", "int32", "float32")))
 """Types that OpenCV transposes."""
 
@@ -63,6 +67,8 @@ class Mask:
         object.__setattr__(self, "dtype", dtype.name)  # equal, whichever notation was used
         if not _holds(dtype, np.asarray(self.ignore)):
             raise ArgumentError(f"ignore must be a value of dtype {dtype.name}, got {self.ignore!r}")
+        if dtype.kind != "f":  # which the native decoder does not make
+            _warn_of_slow_masks()
 
     def __call__(
         self,
@@ -98,6 +104,17 @@ class Mask:
         height, width = values.shape
         check_shape(height, width, geometry)
         return nearest_values(values, geometry, ignore=self.ignore, dtype=dtype, out=out)
+
+
+@cache  # Python shows warnings again whenever any library changes the filters
+def _warn_of_slow_masks() -> None:
+    if native_module("images._masks") is None:
+        warnings.warn(
+            "masks are decoded one at a time, as mpload was installed without its native decoder of PNG masks: that "
+            f"takes several times as long. {_HOW_TO_BUILD}",
+            MploadWarning,
+            stacklevel=4,  # the line that constructs a decoder
+        )
 
 
 def check_shape(height: int, width: int, geometry: Geometry) -> None:

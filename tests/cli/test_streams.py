@@ -20,6 +20,7 @@ def run(command: str, closed: str, folder: Path) -> subprocess.CompletedProcess[
     )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-", "<&- >&- 2>&-"])
 def test_a_command_works_with_closed_streams(closed: str, tmp_path: Path) -> None:
     make_photo_tree(tmp_path / "photos", num_images=4, num_classes=2, seed=0)

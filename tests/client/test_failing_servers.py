@@ -93,6 +93,7 @@ def test_server_that_stops_in_the_middle_of_an_epoch_changes_no_batch(folder: Pa
     assert len(caught) == 1
 
 
+@pytest.mark.slow
 def test_workers_that_do_not_ask_make_samples_at_the_same_time(folder: Path) -> None:
     with (
         sample_server(dataset(folder)) as server,
@@ -139,6 +140,7 @@ def test_all_servers_gone_and_samples_are_made_here(folder: Path) -> None:
         assert 0 < timings.num_served < NUM_SAMPLES
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("on_error", ["raise", "skip", "substitute"])
 def test_all_servers_gone_is_an_error_that_names_them_and_blames_no_sample(
     folder: Path, tmp_path: Path, on_error: Any
@@ -194,6 +196,7 @@ def test_busy_server_is_left_alone_and_has_not_failed(folder: Path) -> None:
             assert ids(loader) == ids(dataset(folder))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fallback", ["local", "raise"])
 def test_answers_that_break_off_are_asked_for_again(folder: Path, fallback: str) -> None:
     with (

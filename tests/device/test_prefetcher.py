@@ -205,6 +205,7 @@ def test_a_hoarding_consumer_never_sees_a_batch_change(is_late: bool) -> None:
     assert loader.stats().num_extra_batches == 2 * 12 - 2 * 3 + 3  # all except the first three
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", VIEWS)
 def test_any_view_of_a_batch_keeps_its_values(kind: str) -> None:
     check_that_it_keeps_its_batch(kind, **NORMALISED)

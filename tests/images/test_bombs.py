@@ -119,6 +119,7 @@ def peak_bytes(small: bytes, large: bytes) -> int:
     return int(subprocess.run(command, input=small + large, stdout=subprocess.PIPE, check=True, timeout=60).stdout)
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize("ending", [".png", ".webp", ".bmp", ".tiff", ".gif", "progressive .jpg"])

@@ -63,6 +63,7 @@ def test_the_self_test_passes_with_the_installed_libjpeg_turbo() -> None:
     assert NATIVE.WITH_HUFFMAN
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variety", VARIETIES)
 @settings(max_examples=60)
 @given(data=st.data())
@@ -218,6 +219,7 @@ def test_the_backend_says_where_libjpeg_turbo_decodes_huffman_codes(
     assert jpeg_backend() == f"native (libjpeg-turbo {version}, slower: without mpload's Huffman decoder)"
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.parametrize(
     ("take_over", "agrees"),

@@ -1,6 +1,7 @@
 """Masks keep the numbers of their files and follow the geometry of their image, pixel by pixel."""
 
 import math
+import sys
 from fractions import Fraction
 from io import BytesIO
 from typing import Any
@@ -13,11 +14,11 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from mpload.errors import ArgumentError, DecodeError
+from mpload.errors import ArgumentError, DecodeError, MploadWarning
 from mpload.images.decoders import RandomResizedCrop, ResizeCenterCrop
 from mpload.images.geometry import Geometry
 from mpload.images.limits import Limits
-from mpload.images.mask import Mask
+from mpload.images.mask import Mask, _warn_of_slow_masks
 from mpload.images.resize import Box, View
 from tests.support.geometries import geometries
 from tests.support.photos import encode
@@ -192,6 +193,17 @@ def test_a_value_to_ignore_must_fit_the_dtype(ignore: float) -> None:
         Mask(ignore=ignore, dtype="uint8")
 
 
+def test_a_mask_warns_once_if_masks_are_decoded_slowly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mpload.images._masks", None)  # as if it had not been built
+    _warn_of_slow_masks.cache_clear()
+    Mask(dtype="float32")
+    with pytest.warns(MploadWarning, match="libdeflate-dev") as caught:
+        Mask()
+    Mask()
+    assert [warning.filename for warning in caught] == [__file__]
+    _warn_of_slow_masks.cache_clear()
+
+
 def test_masks_that_are_written_differently_are_equal() -> None:
     assert Mask(dtype=np.int64) == Mask(dtype="i8") == Mask()
 
@@ -237,6 +249,7 @@ def test_what_lies_outside_the_image_has_the_value_to_ignore() -> None:
     np.testing.assert_array_equal(mask, np.pad(IDS.astype(np.int64), ((2, 8), (3, 7)), constant_values=-1))
 
 
+@pytest.mark.slow
 @given(geometry=geometries(), dtype=st.sampled_from(["uint8", "int64", "float32"]), seed=st.integers(0, 99))
 def test_a_mask_written_to_an_array_is_the_one_that_is_returned(geometry: Geometry, dtype: str, seed: int) -> None:
     ids = np.random.default_rng(seed).integers(0, 21, (geometry.height, geometry.width), np.uint8)

@@ -106,6 +106,7 @@ def test_every_length_is_resized_to_every_other(antialias: bool) -> None:
             assert distance(draw(data, view, "native"), draw(data, view, "simplejpeg")) <= 2, view
 
 
+@pytest.mark.slow
 @needs_native
 @pytest.mark.parametrize("antialias", [False, True])
 @pytest.mark.parametrize("variety", ALL_VARIETIES)

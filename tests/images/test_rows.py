@@ -41,6 +41,7 @@ def forged(entry: bytes, file: bytes, numbers: bytes) -> bytes:
     return xxh64_intdigest(numbers, xxh64_intdigest(file)).to_bytes(8, "little") + numbers
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variety", VARIETIES)
 @settings(max_examples=60)
 @given(data=st.data())
@@ -67,6 +68,7 @@ def test_rows_are_found_at_any_restart_interval(blocks: int) -> None:
         assert draw(file, view, (10, 20), entry) == (draw(file, view, (10, 20))[0], None)
 
 
+@pytest.mark.slow
 @settings(max_examples=300)
 @given(data=st.data())
 def test_a_damaged_entry_changes_no_pixel_and_is_made_again(data: st.DataObject) -> None:

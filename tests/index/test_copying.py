@@ -94,6 +94,7 @@ def own_cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
+@pytest.mark.slow
 def test_an_index_at_a_url_is_copied_once_with_its_sidecar_and_reads_as_the_local_one(
     folder: Path, server: Server
 ) -> None:
@@ -156,6 +157,7 @@ def test_a_damaged_copy_is_replaced(server: Server, damage: str) -> None:
     assert len(copies()) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sidecar", ["missing", "stale", "damaged"])
 def test_a_sidecar_that_does_not_fit_is_built_from_the_copy(folder: Path, server: Server, sidecar: str) -> None:
     fingerprint = open_index(folder / "train.txt").fingerprint
@@ -238,6 +240,7 @@ def test_the_copy_of_another_user_in_a_shared_folder_is_not_believed(server: Ser
         assert open_index(f"{server.url}/train.txt", local_copy=shared, storage=LIMITS).path == index.path
 
 
+@pytest.mark.slow
 def test_a_disk_that_refuses_the_copy_is_a_clear_error_and_nothing_is_left(server: Server) -> None:
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))  # the child inherits it

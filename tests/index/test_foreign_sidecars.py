@@ -94,6 +94,7 @@ PLANTS: dict[str, Callable[[Path], object]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 @needs_root
 @pytest.mark.parametrize("mode", [0o1777, 0o777])

@@ -28,6 +28,7 @@ def cells(index: Index) -> list[tuple[Any, ...]]:
     return [record.cells for record in index]
 
 
+@pytest.mark.slow
 @given(data=st.data())
 @settings(max_examples=60)
 def test_the_chosen_lines_are_copied_in_order(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:

@@ -81,6 +81,7 @@ def test_the_copy_of_another_user_is_not_believed(base: Path, text: Path) -> Non
     assert place.stat().st_uid == OTHER_USER
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text_owner", "copy_owner"),
     [(0, 0), (OTHER_USER, OTHER_USER), (0, NOBODY)],

@@ -364,6 +364,7 @@ def test_spans_with_unusual_paths_are_written_unchanged(tmp_path: Path) -> None:
     assert [record["image"] for record in open_index(second)] == spans
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_list(tmp_path: Path) -> None:
     def peak_bytes(count: int) -> int:
         (tmp_path / "l.txt").write_text("".join(f"some/folder/{number:09d}.jpg 1\n" for number in range(count)))

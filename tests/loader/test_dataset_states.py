@@ -63,6 +63,7 @@ def test_a_finished_epoch_resumes_at_the_next_one(folder: Path) -> None:
     assert (dataset.state_dict()["epoch"], dataset.state_dict()["position"]) == (1, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("batch_size", [4, None])

@@ -112,6 +112,7 @@ def test_reading_ahead_leaves_nothing_open(photos: Path, leaves_nothing_open: Ch
     leaves_nothing_open(lambda: list(islice(raw(photos, storage=storage), 2)))
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.filterwarnings("ignore:a bad sample")
 @pytest.mark.parametrize(

@@ -132,6 +132,7 @@ def with_rng(image: Any, rng: np.random.Generator) -> Any:
     return apply(GLOBAL, image) + np.uint8(rng.integers(2))
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.parametrize(
     "options",
@@ -184,6 +185,7 @@ for kind in KINDS:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_there_is_one_warning_if_samples_draw_from_a_generator_that_has_copies() -> None:
     """In a script of its own: within pytest, workers would keep their warnings."""

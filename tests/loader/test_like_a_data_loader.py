@@ -64,6 +64,7 @@ CALLS: dict[str, Callable[[], tuple[Any, dict[str, Any]]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [0, 1])
 @pytest.mark.parametrize("call", CALLS)
 def test_a_call_gives_the_batches_of_a_data_loader(call: str, num_workers: int) -> None:

@@ -183,6 +183,7 @@ def test_a_budget_bounds_the_slots(photos: Path) -> None:
         assert len(list(loader)) == len(dataset)
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_a_loader_with_workers_is_not_copied_and_one_without_is() -> None:
     dataset: Any = [1, 2, 3]

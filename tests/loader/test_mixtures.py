@@ -36,6 +36,7 @@ def _names(found: list[tuple[str, int]]) -> Counter[str]:
     return Counter(name[0] for name, _ in found)
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.parametrize("roots", [1, 3])
 @pytest.mark.parametrize("order", [True, False, BlockShuffle(block_samples=4, window_blocks=3)])

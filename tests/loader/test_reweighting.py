@@ -80,6 +80,7 @@ def test_all_ranks_change_weights_at_the_same_position(sources: list[Path]) -> N
     assert in_order == _expected(sources, {12 * batches: weights for batches, weights in changes.items()})
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.parametrize("num_saved", [2, 3, 4, 9])
 def test_a_run_resumes_exactly_before_at_and_after_a_change(sources: list[Path], num_saved: int) -> None:

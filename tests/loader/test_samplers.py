@@ -69,6 +69,7 @@ def test_a_run_with_a_sampler_is_resumed_in_the_middle_of_an_epoch(epoch: int, i
     assert list(resumed) == expected(epoch + 1)
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.parametrize("world_size", [1, 2, 3, 5])
 @pytest.mark.parametrize("num_workers", [0, 2])
@@ -112,6 +113,7 @@ def random_loader(kind: str, *, num_workers: int = 0) -> MPLoader[Any]:
     return MPLoader(NUMBERS, num_workers=num_workers, collate_fn=list, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.parametrize("kind", RANDOM)
 @pytest.mark.parametrize("num_workers", [0, 2])

@@ -57,6 +57,7 @@ def test_noise_takes_hardly_any_worker_from_work_that_waits() -> None:
     assert sum(numbers != sorted(numbers) for numbers in histories) <= 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("work", ALL)
 def test_the_number_of_workers_does_not_oscillate(work: Work) -> None:
     early, late = [], []

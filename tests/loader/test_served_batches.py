@@ -56,6 +56,7 @@ def served(
         return batches
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [

@@ -51,6 +51,7 @@ def test_images_too_large_for_a_share_are_decoded_one_at_a_time(tmp_path: Path, 
     assert all(end <= start for (_, end), (start, _) in itertools.pairwise(spans))
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_a_worker_that_waits_for_its_turn_is_not_killed_as_stuck(tmp_path: Path) -> None:
     options = PoolOptions(sample_timeout_seconds=0.6)
@@ -114,6 +115,7 @@ def test_a_late_claim_from_a_thread_does_not_block_other_workers(
     assert received == [[0], [1]]
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_a_child_process_of_a_decoder_takes_no_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MPLOAD_TEST_TURNS", str(tmp_path))
@@ -126,6 +128,7 @@ def test_a_child_process_of_a_decoder_takes_no_turns(tmp_path: Path, monkeypatch
         os.kill(int((tmp_path / "child").read_text()), signal.SIGKILL)
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.filterwarnings("ignore:a bad sample")
 def test_a_worker_interrupted_while_waiting_is_subject_to_the_timeout_again(

@@ -43,6 +43,7 @@ def can_unmount() -> bool:
     return subprocess.run([*WITHOUT_PROC, "true"], capture_output=True, check=False).returncode == 0
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_loaders_work_and_warn_once(photo_tree: Path, tmp_path: Path) -> None:
     if not can_unmount():

@@ -172,6 +172,7 @@ def leaving(index: Path, way: str, kind: type[BaseException], on_error: str, fol
     return WAYS[way](dataset)
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.filterwarnings("ignore:a bad sample")
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from mpload.errors import ArgumentError
 from mpload.memory.monitor import MemoryMonitor, Reading, write_csv, write_parquet
 
 
+@pytest.mark.slow
 def test_the_number_of_readings_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mpload.memory.monitor._MAX_READINGS", 16)
     monitor = MemoryMonitor()

@@ -330,6 +330,7 @@ def test_state_with_a_wrong_value_is_refused(name: str, value: object) -> None:
         State.from_dict({**STATE.to_dict(), name: value})
 
 
+@pytest.mark.slow
 @given(
     st.recursive(st.none() | st.booleans() | st.integers() | st.text(), st.lists)
     | st.dictionaries(st.text(), st.none())

@@ -79,6 +79,7 @@ ANY = {name: PLAIN[name] * 4 + ODD[name] for name in PLAIN}
 SOURCES = (["file:path"], ["part:span"], ["file:path", "part:span"])
 
 
+@pytest.mark.slow
 @settings(max_examples=80, deadline=None)
 @given(data=st.data())
 def test_chunks_are_the_same_as_samples_made_one_by_one(folder: Path, data: st.DataObject) -> None:
@@ -120,6 +121,7 @@ def test_a_sample_that_another_column_declined_is_made_again_where_room_is_scarc
     assert len(bulk[1]) == 4
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_npy_files_of_one_form_are_read_as_they_are(folder: Path) -> None:
     arrays: list[Any] = [np.arange(24, dtype=np.float32).reshape(2, 3, 4) + place for place in range(9)]

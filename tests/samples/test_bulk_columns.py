@@ -122,6 +122,7 @@ def plain(value: Any) -> Any:
     return (value.shape, value.dtype, value.tobytes()) if is_array else repr(value)  # JSON may hold NaNs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_far", [False, True])
 @pytest.mark.parametrize(
     ("name", "action"), [*itertools.product(DECODERS, ["skip"]), ("image, mask, boxes", "substitute")]
@@ -149,6 +150,7 @@ def test_plain_samples_are_never_made_one_by_one(index: Path, name: str, is_far:
     assert (values, failures) == (made(OneWorker(chosen).without_bulk(), 5)[0], [])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arena_bytes", [1, 3_000, 20_000, 60_000, 150_000, 400_000])
 @pytest.mark.parametrize("name", ["image, mask, boxes", "a second image"])
 def test_samples_do_not_depend_on_how_many_files_are_read_at_once(
@@ -178,6 +180,7 @@ def test_all_files_of_a_chunk_are_read_with_one_call(index: Path, monkeypatch: p
     assert calls == [(18, 5), (18, 11)]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not (many_masks.NATIVE and bulk_boxes.NATIVE), reason="a native module is not built")
 @pytest.mark.parametrize("spans", [(0,), (1,), (2,), (0, 1), (1, 2), (0, 1, 2)])
 def test_only_shards_are_opened_as_shards_and_each_column_may_use_as_many(

@@ -47,6 +47,7 @@ def test_each_kept_sample_has_one_machine(tmp_path: Path) -> None:
     assert abs(keepers[1] / NUM_FILES - 0.75) < 0.12
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.parametrize(("num_machines", "fraction"), [(2, 0.5), (3, 0.2)])
 @pytest.mark.parametrize("num_workers", [0, 1])

@@ -55,6 +55,7 @@ DRAWING: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 @needs_linux
 @pytest.mark.parametrize("case", DRAWING)

@@ -87,6 +87,7 @@ def test_an_epoch_notes_every_photo_and_later_ones_only_read(text: Path) -> None
     assert rows.used_bytes() < 0.01 * sum(path.stat().st_size for path in (text.parent / "data").iterdir()) + 8192
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("action", ["skip", "substitute"])
 @pytest.mark.parametrize("decode", [RandomResizedCrop(24), ResizeCenterCrop(24, antialias=True)])
 def test_files_of_all_kinds_give_the_same_samples_and_the_same_bad_ones(

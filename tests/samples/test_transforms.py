@@ -108,6 +108,7 @@ def test_pixels_do_not_depend_on_earlier_samples() -> None:
     assert len(set(forwards)) == 30
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_pixels_do_not_depend_on_the_process() -> None:
     code = "from tests.support.augmentations import digests, pipeline; print(*digests(pipeline(), [8, 3, 25]))"

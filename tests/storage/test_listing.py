@@ -100,6 +100,7 @@ def test_a_text_between_two_lies_between_them(low: str, high: str | None) -> Non
         assert is_plain(middle)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["{:09d}.jpg", "n{:05d}/x.jpg", "train/class/IMG_{:x}.png", "{:b}"])
 def test_a_long_list_is_split_and_a_short_one_is_not(name: str) -> None:
     bucket = Bucket([name.format(n) for n in range(20_000)], page_keys=100, num_threads=8)

@@ -227,6 +227,7 @@ def test_rows_are_read_in_any_order_however_many_row_groups_are_kept(root: Path)
         assert len(storage._groups) == (1 if kept_bytes == 1 else 3)
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_workers_read_parquet_in_blocks_and_do_not_import_pyarrow_for_other_files(root: Path, tmp_path: Path) -> None:
     made = build_index(root / "a.parquet", tmp_path / "x.txt")
@@ -263,6 +264,7 @@ def raw(index: Path) -> MPDataset[Any]:
     return MPDataset(index, decode=RawBytes(), batch_size=1, shuffle=True, topology=Topology())
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_row_groups_count_towards_the_budget(large_groups: Path) -> None:
     with pytest.raises(ArgumentError, match=r"147\.\d MiB for the row groups .* smaller row groups") as raised:
@@ -280,6 +282,7 @@ def test_workers_are_chosen_so_that_their_row_groups_fit(large_groups: Path) -> 
         assert loader.num_workers <= 2
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_no_more_memory_is_used_than_row_groups_are_allowed(large_groups: Path) -> None:
     script = """

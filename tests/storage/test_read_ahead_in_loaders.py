@@ -103,6 +103,7 @@ def test_killing_workers_that_read_ahead_loses_and_repeats_nothing(files: Path) 
                 break
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_a_hanging_read_ends_at_the_sample_timeout(files: Path) -> None:
     dataset = slow(

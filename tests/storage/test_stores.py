@@ -48,6 +48,7 @@ def wanted(folder: Path) -> list[list[Any]]:
     return batches(folder / "files.txt", None, num_epochs=2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", STORES)
 def test_batches_are_the_same_from_every_store_cached_or_not_cold_and_warm(
     kind: str, folder: Path, wanted: list[list[Any]], tmp_path: Path, request: pytest.FixtureRequest

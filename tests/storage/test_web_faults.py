@@ -46,6 +46,7 @@ def many_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", [fault for fault in FAULTS if fault.is_fast], ids=lambda fault: fault.name)
 def test_a_fault_of_a_web_server_is_survived_or_its_sample_skipped_in_time(
     fault: Fault, files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -73,6 +73,7 @@ BROKEN = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("broken", BROKEN.values(), ids=BROKEN)
 def test_a_page_that_is_broken_is_one_clear_error(page: StatsPage, broken: Any) -> None:
     facts = json.loads(json.dumps(page_facts(LoaderStats())))

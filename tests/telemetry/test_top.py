@@ -140,6 +140,7 @@ while True:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.parametrize(("length", "num_writes"), [(30_000, 10**9), (1, 10**9), (1, 1)])
 def test_a_reader_never_sees_a_half_written_page(length: int, num_writes: int) -> None:

@@ -39,6 +39,7 @@ def test_the_spans_of_json_lines_add_up_to_the_totals(tmp_path: Path) -> None:
     assert [line["total_batches"] for line in lines] == sorted(line["total_batches"] for line in lines)
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_the_prometheus_file_holds_the_latest_figures(tmp_path: Path) -> None:
     path = tmp_path / "mpload.prom"
@@ -101,6 +102,7 @@ def test_the_prometheus_writer_does_not_follow_a_link_of_another_user(tmp_path: 
     assert victim.read_text() == "precious"
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_tensorboard_scalars_have_the_number_of_samples_as_their_step() -> None:
     class Board:
@@ -128,6 +130,7 @@ def test_tensorboard_itself_accepts_the_scalars(tmp_path: Path) -> None:
     assert b"mpload/wait_fraction" in file.read_bytes()
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.parametrize("writer", [JsonLinesWriter, PrometheusWriter])
 def test_a_file_that_cannot_be_written_is_warned_of_once(writer: Any, tmp_path: Path) -> None:

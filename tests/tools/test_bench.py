@@ -112,6 +112,7 @@ def test_files_without_any_image_are_an_error() -> None:
         measure_speeds(installed_backends(8)[0], [b"no", b"image"], rounds=1, seed=0)
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
@@ -278,6 +279,7 @@ def report(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_the_tables_on_the_pages_match_the_records(reports: Path) -> None:
     before: dict[Path, str] = {}

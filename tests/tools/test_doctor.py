@@ -179,6 +179,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "r.html"
 
 
+@pytest.mark.slow
 def test_the_report_is_a_well_formed_page_that_fetches_nothing(page: Path) -> None:
     parsed = _Page()
     parsed.feed(page.read_text())

@@ -113,6 +113,7 @@ def test_broken_samples_are_the_verdict_unless_the_policy_of_the_dataset_allows_
     assert not index.with_name("bad.jsonl").exists(), "the doctor wrote into the user's report"
 
 
+@pytest.mark.slow
 def test_a_map_style_dataset_with_gaps_is_broken_and_no_index_is_asked_for() -> None:
     found = told(doctor(f"{_MODULE}:gaps", "--batch-size", "4", "--json"))
     assert found["verdict"]["bottleneck"] == "broken samples"
@@ -133,6 +134,7 @@ def test_a_dataset_is_examined_with_its_cache_and_nothing_is_added_to_that(index
     assert not kept
 
 
+@pytest.mark.slow
 def test_wrong_arguments_are_reported_in_one_line(index: Path) -> None:
     for options, message in (
         ((), "give either a dataset or --pid"),

@@ -125,6 +125,7 @@ def memory_results(num_samples: Sequence[int], *, loaders: Sequence[str], with_c
             )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("with_curves", [False, True], ids=["records", "a run"])
 @pytest.mark.parametrize("num_samples", [[1000], [10**4, 10**5, 10**6, 10**7]], ids=["one", "many"])
 @pytest.mark.parametrize("loaders", [["mpdataset"], list(LOADER_NAMES)], ids=["one loader", "all loaders"])
@@ -174,6 +175,7 @@ def readings(*, seconds: float, limit_bytes: int | None) -> list[Reading]:
 PARENTS = {rank + child: rank + (child > 1) for rank in (10, 20) for child in range(1, 6)} | {10: 1, 20: 1}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("seconds", "limit_bytes"), [(0.8, None), (59.0, 3 * GIB), (1e4, 900 * GIB), (1e6, 3 * GIB)])
 def test_the_monitor_draws_a_labelled_band_for_each_role(
     drawn: list[Figure], seconds: float, limit_bytes: int | None, tmp_path: Path
@@ -201,6 +203,7 @@ def test_a_process_that_starts_workers_is_training_and_a_single_process_is_the_m
     assert find_roles(alone, root_pid=7, parents={8: 7}) == {7: Role.MAIN, 8: Role.OTHER}
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_workers_of_a_stock_dataloader_are_recognised(method: str) -> None:

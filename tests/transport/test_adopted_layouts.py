@@ -134,6 +134,7 @@ class Relaid:
                 arrays["any"].put(sample, b"%d" % task[0])
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.parametrize("starts_fresh", [False, True])
 def test_workers_write_in_the_layout_of_each_batch(starts_fresh: bool, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from tests.support.transport_works import LAYOUT, Numbers, assert_right, childre
 pytestmark = pytest.mark.processes
 
 
+@pytest.mark.slow
 def test_a_garbage_collected_pool_leaves_no_process_or_descriptor() -> None:
     with leaves_nothing():
         pool = WorkerPool(Numbers(), LAYOUT, num_slots=2, num_workers=2)
@@ -24,6 +25,7 @@ def test_a_garbage_collected_pool_leaves_no_process_or_descriptor() -> None:
         gc.collect()
 
 
+@pytest.mark.slow
 def test_closing_is_idempotent_and_final() -> None:
     with leaves_nothing():
         pool = WorkerPool(Numbers(), LAYOUT, num_slots=2, num_workers=2)
@@ -65,6 +67,7 @@ def test_a_forked_child_can_neither_use_the_pool_nor_disturb_it() -> None:
         assert pool.num_deaths == 0
 
 
+@pytest.mark.slow
 def test_a_long_lived_forked_child_does_not_keep_workers_alive() -> None:
     with leaves_nothing():
         pool = WorkerPool(Numbers(), LAYOUT, num_slots=3, num_workers=2)

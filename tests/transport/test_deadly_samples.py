@@ -15,6 +15,7 @@ from tests.support.transport_works import LAYOUT, Numbers, assert_right, die, le
 pytestmark = pytest.mark.processes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "cause"),
     [

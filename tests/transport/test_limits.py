@@ -179,6 +179,7 @@ def limited(num_processes: int, script: str) -> subprocess.CompletedProcess[str]
     )
 
 
+@pytest.mark.slow
 @needs_root
 @pytest.mark.parametrize("starts_fresh", [False, True])
 @pytest.mark.parametrize("num_processes", [1, 2])  # too few for the zygote, and enough for the zygote alone

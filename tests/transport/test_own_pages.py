@@ -157,6 +157,7 @@ def test_a_child_closes_a_ring_that_another_thread_was_changing_at_the_fork() ->
     assert child.exitcode == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"collate_fn": torch.utils.data.default_collate}])
 def test_a_child_keeps_a_batch_of_a_loader(forked: Forked, options: dict[str, Any]) -> None:
     children, expected = [], []

@@ -27,6 +27,7 @@ from tests.support.transport_works import (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.parametrize(("num_workers", "num_slots"), [(1, 1), (1, 3), (2, 2), (3, 5), (7, 4)])
 def test_batches_are_right_and_in_order_for_any_number_of_workers_and_slots(num_workers: int, num_slots: int) -> None:
@@ -150,6 +151,7 @@ def test_a_consumer_that_keeps_all_batches_gets_copies_and_never_wrong_data() ->
         assert pool.stats.num_copied_batches == 38
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_kept_batches_stay_right_after_close() -> None:
     with WorkerPool(Numbers(), LAYOUT, num_slots=4, num_workers=2) as pool:
@@ -271,6 +273,7 @@ def test_invalid_calls_are_refused_and_leave_the_pool_usable() -> None:
         assert_right(pool.next().arrays, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_options_and_numbers_out_of_range_are_refused_and_leave_no_process() -> None:
     with pytest.raises(ArgumentError, match="sample_timeout_seconds must be positive, got 0"):

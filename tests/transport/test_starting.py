@@ -134,6 +134,7 @@ def test_a_start_that_runs_out_of_memory_is_retried_only_a_few_times(tmp_path: P
     assert log.read_text() == "...."
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_a_zygote_that_closes_its_socket_but_lives_on_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mpload.transport.launch._END_SECONDS", 0.2)
@@ -146,6 +147,7 @@ def test_a_zygote_that_closes_its_socket_but_lives_on_is_killed(monkeypatch: pyt
         WorkerPool(HangsUp(), LAYOUT, num_slots=2, num_workers=1, options=PoolOptions(start_timeout_seconds=60))
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.parametrize("starts_fresh", [False, True])
 def test_a_parent_that_ignores_sigchld_still_replaces_dead_processes(starts_fresh: bool) -> None:

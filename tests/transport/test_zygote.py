@@ -189,6 +189,7 @@ def test_a_worker_has_a_name_a_single_thread_and_no_torch() -> None:
     assert found_in_a_worker(find, PoolOptions(starts_fresh=True)) == "mpload-worker-0 1 1 False"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("starts_fresh", [False, True])
 def test_workers_inherit_no_descriptor_of_the_user(starts_fresh: bool) -> None:
     read, write = os.pipe()
@@ -213,6 +214,7 @@ def test_workers_inherit_no_descriptor_of_the_user(starts_fresh: bool) -> None:
     os.close(write)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("starts_fresh", [False, True])
 def test_processes_that_workers_start_inherit_no_descriptor_of_the_pool(starts_fresh: bool) -> None:
     def find() -> str:
@@ -281,6 +283,7 @@ def test_output_of_workers_appears_in_the_parents_output() -> None:
     assert done.stdout.count("hello") == 64
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["end", "sys.exit", "raise"])
 def test_a_pool_that_is_not_closed_ends_with_its_process(how: str) -> None:
     done = run_script(f"""
@@ -301,6 +304,7 @@ def test_a_pool_that_is_not_closed_ends_with_its_process(how: str) -> None:
     assert "Traceback" not in done.stderr or how == "raise"
 
 
+@pytest.mark.slow
 def test_closing_a_pool_while_its_workers_start_leaks_nothing() -> None:
     with leaves_nothing():
         for starts_fresh in (False, True, False):
