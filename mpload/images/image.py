@@ -13,17 +13,18 @@ from typing import Protocol
 
 import cv2
 import imagesize  # type: ignore[import-untyped]
+import numpy as np
 
 from mpload.errors import DecodeError
 from mpload.images.backends import Backend
 from mpload.images.bmp import bmp_pixels, has_masks
 from mpload.images.claims import PEAK_PIXEL_BYTES, Claim, unclaimed
-from mpload.images.jpeg import decode_with_opencv, open_jpeg
+from mpload.images.jpeg import decode_with_opencv, open_jpeg, oriented
 from mpload.images.jpeg_header import ImageBytes
 from mpload.images.limits import Limits
 from mpload.images.pnm import pnm_format, pnm_pixels
 from mpload.images.resize import Box, Pixels, View, resize_into
-from mpload.images.tiff import TiffTag, check_whole, first_number, tiff_size, tiff_tags, with_number
+from mpload.images.tiff import TiffTag, as_stored, check_whole, first_number, tiff_size, tiff_tags, with_number
 
 __all__ = ["Image", "image_format", "is_image", "open_image"]
 
@@ -81,7 +82,6 @@ class Image(Protocol):
 
 
 _ANIMATION_CHUNKS = frozenset({b"acTL", b"fcTL", b"fdAT"})
-_ORIENTATION = 274  # a tag of TIFF
 _EXTRA_SAMPLES, _ASSOCIATED_ALPHA, _UNASSOCIATED_ALPHA = 338, 1, 2  # a tag of TIFF, and two values of it
 _SAMPLE_FORMAT, _SIGNED = 339, 2  # the same
 
@@ -118,10 +118,11 @@ def open_image(
     tags = tiff_tags(data) if kind == "TIFF" else {}
     width, height = tiff_size(tags) if kind == "TIFF" else imagesize.get(BytesIO(data), exif_rotation=False)
     limits.check_size(kind, height, width, len(data))
+    orientation = 1
     if kind == "PNG":
         data = _without_animation(data)
     elif kind == "TIFF":
-        data = _tiff_for_opencv(data, tags, upright=upright)
+        data, orientation = as_stored(_tiff_for_opencv(data, tags), tags)
     claim(PEAK_PIXEL_BYTES * height * width)
     if kind == "BMP" and has_masks(data):
         return _Decoded(bmp_pixels(data, limits=limits), claim)
@@ -130,6 +131,8 @@ def open_image(
     if pixels is None:
         raise DecodeError(f"{kind} is damaged, truncated, or of a kind that OpenCV {cv2.__version__} cannot decode")
     limits.check_size(kind, pixels.shape[0], pixels.shape[1], len(data))
+    if upright and orientation != 1:
+        pixels = np.ascontiguousarray(oriented(pixels, orientation))
     return _Decoded(pixels, claim)
 
 
@@ -177,8 +180,8 @@ def image_format(data: ImageBytes) -> str:
     return pnm_format(start)
 
 
-def _tiff_for_opencv(data: ImageBytes, tags: dict[int, TiffTag], *, upright: bool) -> ImageBytes:
-    """Return the TIFF that OpenCV is given, so that it shows the stored colours and turns them only if `upright`.
+def _tiff_for_opencv(data: ImageBytes, tags: dict[int, TiffTag]) -> ImageBytes:
+    """Return the TIFF that OpenCV is given, so that it shows the stored colours.
 
     Raises:
         DecodeError: A part of the file is missing, or it holds signed numbers.
@@ -191,8 +194,6 @@ def _tiff_for_opencv(data: ImageBytes, tags: dict[int, TiffTag], *, upright: boo
         )
     if first_number(tags, _EXTRA_SAMPLES, 0) == _UNASSOCIATED_ALPHA:  # OpenCV would multiply colours by an alpha
         data = with_number(data, tags[_EXTRA_SAMPLES], _ASSOCIATED_ALPHA)  # a copy says that this was done already
-    if not upright and _ORIENTATION in tags:  # OpenCV always turns a TIFF
-        data = with_number(data, tags[_ORIENTATION], 1)
     return data
 
 

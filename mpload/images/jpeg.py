@@ -8,10 +8,12 @@ the native module. Damage below the last row that a view needs is not noticed; a
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import cv2
 import numpy as np
 import simplejpeg  # type: ignore[import-untyped]
+from numpy.typing import NDArray
 
 from mpload.errors import DecodeError
 from mpload.images.backends import Backend, Native, StoredView, native_decoder
@@ -21,7 +23,7 @@ from mpload.images.limits import Limits
 from mpload.images.resize import Box, Pixels, View, resize_into
 from mpload.images.row_starts import RowStarts
 
-__all__ = ["Jpeg", "decode_with_opencv", "open_jpeg"]
+__all__ = ["Jpeg", "decode_with_opencv", "open_jpeg", "oriented"]
 
 
 # libjpeg-turbo's messages for pictures that are damaged. Its other complaints (bytes between two segments, an odd
@@ -102,7 +104,7 @@ class Jpeg:
 
     def pixels(self) -> Pixels:
         """Return the whole image, uint8 RGB [height, width, 3]; it may be a view that is not contiguous."""
-        return _oriented(self._stored_pixels(denominator=1), self.orientation)
+        return oriented(self._stored_pixels(denominator=1), self.orientation)
 
     def region(self, box: Box, *, at_least: tuple[int, int]) -> Pixels:
         """Return the pixels in `box`, perhaps at a smaller scale, but no smaller than `at_least` unless `box` is."""
@@ -112,7 +114,7 @@ class Jpeg:
 
     def upright(self, region: Pixels) -> Pixels:
         """Return a region of the stored image as it is shown."""
-        return region if self.orientation == 1 else np.ascontiguousarray(_oriented(region, self.orientation))
+        return region if self.orientation == 1 else np.ascontiguousarray(oriented(region, self.orientation))
 
     def decoded(self, parts: Mapping[int, Box]) -> dict[int, Pixels] | None:
         """Return parts of the stored image for `Native.resize`, uint8 [n].
@@ -167,7 +169,7 @@ class Jpeg:
         pixels = np.empty(out.shape if self.orientation < 5 else (out.shape[1], out.shape[0], 3), np.uint8)
         if not write(stored, pixels):
             return False
-        upright = _oriented(pixels, self.orientation)
+        upright = oriented(pixels, self.orientation)
         np.copyto(out, upright[:, ::-1] if view.mirror else upright)
         return True
 
@@ -303,10 +305,10 @@ def _rgb_from_cmyk(inverted: Pixels) -> Pixels:
     return rgb
 
 
-def _oriented(pixels: Pixels, orientation: int) -> Pixels:
-    """Return an upright view of stored `pixels`; `orientation` is EXIF's number."""
+def oriented(pixels: NDArray[Any], orientation: int) -> NDArray[Any]:
+    """Return an upright view of stored `pixels`, [height, width, ...]; `orientation` is EXIF's number."""
     if orientation >= 5:
-        pixels = pixels.transpose(1, 0, 2)
+        pixels = pixels.swapaxes(0, 1)
     return pixels[:: -1 if orientation in {3, 4, 7, 8} else 1, :: -1 if orientation in {2, 3, 6, 7} else 1]
 
 

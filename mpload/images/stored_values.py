@@ -16,10 +16,11 @@ from numpy.typing import NDArray
 from mpload.errors import DecodeError
 from mpload.images.claims import PEAK_PIXEL_BYTES, Claim
 from mpload.images.decoders import NumpyDecoder
+from mpload.images.jpeg import oriented
 from mpload.images.jpeg_header import ImageBytes
 from mpload.images.limits import Limits
 from mpload.images.pnm import pgm_values, pnm_format
-from mpload.images.tiff import check_whole, first_number, tiff_size, tiff_tags, with_number
+from mpload.images.tiff import as_stored, check_whole, first_number, tiff_size, tiff_tags, with_number
 
 __all__ = ["stored_values"]
 
@@ -144,8 +145,9 @@ def _tiff_values(data: ImageBytes, limits: Limits, claim: Claim) -> NDArray[Any]
     check_whole(data, tags)
     if first_number(tags, _PHOTOMETRIC, _BLACK_IS_ZERO) in {_COLOR_MAP, _WHITE_IS_ZERO}:
         data = with_number(data, tags[_PHOTOMETRIC], _BLACK_IS_ZERO)
+    data, orientation = as_stored(data, tags)
     claim(PEAK_PIXEL_BYTES * height * width)
-    values = _decoded("TIFF", data, cv2.IMREAD_UNCHANGED)
+    values = oriented(_decoded("TIFF", data, cv2.IMREAD_UNCHANGED), orientation)
     limits.check_size("TIFF", values.shape[0], values.shape[1], len(data))
     if bits in {2, 4}:
         raise DecodeError(f"a TIFF with {bits} bits per value is not read. Store 8 or 16 bits, or PNG files")

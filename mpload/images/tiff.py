@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from mpload.errors import DecodeError
 from mpload.images.jpeg_header import ImageBytes
 
-__all__ = ["TiffTag", "check_whole", "first_number", "tiff_size", "tiff_tags", "with_number"]
+__all__ = ["TiffTag", "as_stored", "check_whole", "first_number", "tiff_size", "tiff_tags", "with_number"]
 
 _WIDTH, _HEIGHT, _BITS, _COMPRESSION, _PHOTOMETRIC, _CHANNELS, _PLANAR = 256, 257, 258, 259, 262, 277, 284  # tags
-_STRIP_OFFSETS, _ROWS_PER_STRIP, _STRIP_BYTES = 273, 278, 279
+_STRIP_OFFSETS, _ORIENTATION, _ROWS_PER_STRIP, _STRIP_BYTES = 273, 274, 278, 279
 _TILE_WIDTH, _TILE_HEIGHT, _TILE_OFFSETS, _TILE_BYTES = 322, 323, 324, 325
 _UNCOMPRESSED, _OLD_JPEG = 1, 6  # values of `_COMPRESSION`
 _YCBCR = 6  # a value of `_PHOTOMETRIC`
@@ -24,8 +24,8 @@ _SEPARATE = 2  # a value of `_PLANAR`: each channel has strips or tiles of its o
 _NUMBER_BYTES = {1: 1, 3: 2, 4: 4, 6: 1, 8: 2, 9: 4, 16: 8, 17: 8}  # of the types of whole numbers
 _VALUE_BYTES = {**_NUMBER_BYTES, 2: 1, 5: 8, 7: 1, 10: 8, 11: 4, 12: 8, 13: 4}  # of all types
 _DECODED_BY = frozenset(  # the tags that say how pixels are stored, except arrays with an entry for each strip or tile
-    {_WIDTH, _HEIGHT, _BITS, _COMPRESSION, _PHOTOMETRIC, 266, 274, _CHANNELS, _ROWS_PER_STRIP, _PLANAR, 317, 320}
-    | {_TILE_WIDTH, _TILE_HEIGHT, 338, 339, 347, 529, 530, 532}  # 320: a palette; 347: tables of JPEG
+    {_WIDTH, _HEIGHT, _BITS, _COMPRESSION, _PHOTOMETRIC, 266, _CHANNELS, _ROWS_PER_STRIP, _PLANAR, 317, 320}
+    | {_ORIENTATION, _TILE_WIDTH, _TILE_HEIGHT, 338, 339, 347, 529, 530, 532}  # 320: a palette; 347: tables of JPEG
 )
 _MANY = (1 << 32) - 1  # more pixels, channels or rows than any file has
 _MANY_BYTES = 1 << 61
@@ -97,6 +97,18 @@ def with_number(data: ImageBytes, tag: TiffTag, value: int) -> ImageBytes:
     copy = bytearray(data)
     copy[tag.start : tag.end] = value.to_bytes(tag.end - tag.start, tag.order)
     return copy
+
+
+def as_stored(data: ImageBytes, tags: dict[int, TiffTag]) -> tuple[ImageBytes, int]:
+    """Return a copy of a TIFF that OpenCV does not turn upright, and the orientation of the TIFF, EXIF's number.
+
+    OpenCV turns files with tiles wrongly. The orientation is 1 if libtiff ignores the tag, as it does with others than
+    1 to 8.
+    """
+    tag = tags.get(_ORIENTATION)
+    if tag is None or tag.num_values != 1 or not 1 < tag.value <= 8:
+        return data, 1
+    return with_number(data, tag, 1), tag.value
 
 
 def check_whole(data: ImageBytes, tags: dict[int, TiffTag]) -> None:

@@ -171,7 +171,9 @@ def _ensure_copy(source: CopySource, folder: Path) -> tuple[Path, str]:
         if latest is None:
             raise
         copied = datetime.fromtimestamp(_facts_in(latest)["copied_at"], UTC)
-        return latest / name, f"{error}. The copy of {copied:%Y-%m-%d %H:%M} UTC is used, which may be out of date"
+        return latest / _kept_as(
+            name
+        ), f"{error}. The copy of {copied:%Y-%m-%d %H:%M} UTC is used, which may be out of date"
     version = _hashed(f"{facts.version} {facts.num_bytes}") if facts.version else None
     found = next((place / version for place in places if version and _is_intact(place / version, source)), None)
     if found is None:
@@ -187,7 +189,12 @@ def _ensure_copy(source: CopySource, folder: Path) -> tuple[Path, str]:
             )
     with contextlib.suppress(OSError):  # a folder that another user has filled
         os.utime(found / _FACTS)
-    return found / name, ""
+    return found / _kept_as(name), ""
+
+
+def _kept_as(name: str) -> str:
+    """Return the name of the copy of a text, which must not be that of the facts."""
+    return f"_{name}" if name == _FACTS else name
 
 
 def _copied_to_any(
@@ -277,12 +284,12 @@ def _new_folder(place: Path) -> Iterator[Path]:
 
 def _download(source: CopySource, name: str, facts: ObjectFacts, folder: Path) -> str:
     """Copy the text, and the sidecar and the row index if there are any, into a folder; return the text's digest."""
-    text = folder / name
+    text = folder / _kept_as(name)
     source.fetch(name, facts, text)
     for suffix in (".mpx", ".mpr"):
-        derived = folder / f"{name}{suffix}"
+        derived = Path(f"{text}{suffix}")
         try:
-            source.fetch(derived.name, source.facts(derived.name), derived)
+            source.fetch(f"{name}{suffix}", source.facts(f"{name}{suffix}"), derived)
         except OutageError:
             raise
         except MploadError:  # there is none: some servers then answer that access is denied
@@ -332,7 +339,7 @@ def _facts_in(folder: Path) -> dict[str, Any]:
 
 
 def _is_intact(folder: Path, source: CopySource) -> bool:
-    text = folder / source.address.rpartition("/")[2]
+    text = folder / _kept_as(source.address.rpartition("/")[2])
     try:
         check_trusted_folder(folder, source.text)
         for path in (text, folder / _FACTS):

@@ -12,6 +12,7 @@ buckets         objects below a URL, treated as a folder
 cluster         Cluster: other machines that do work for this one
 cluster_listing lists a bucket on other machines
 coco            JSON files in the format of COCO
+coco_runs       run lengths of COCO
 voc             folders in the layout of Pascal VOC
 yolo            folders in YOLO's layout
 yolo_yaml       what such a folder says of its classes and keypoints

@@ -257,7 +257,7 @@ class _Check:
         return False
 
     def _holds_objects(self, number: int) -> bool:
-        """Whether a column has the name of objects, and its first cells or files look like them, or are all blank."""
+        """Whether a column has the name of objects, and its first cells or files look like them, or say nothing."""
         column = self._index.columns[number]
         if self._check_objects is None or column.name not in OBJECT_COLUMNS:
             return False
@@ -271,7 +271,7 @@ class _Check:
             texts = self._texts(cells)
         else:
             return False
-        texts = [text for text in texts if text.strip()]
+        texts = [text for text in texts if text.strip() not in {"", "null"}]
         return not texts or any(map(_looks_like_objects, texts))
 
     def _texts(self, cells: Sequence[Cell]) -> list[str]:

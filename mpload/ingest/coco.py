@@ -26,6 +26,7 @@ from mpload.errors import ArgumentError
 from mpload.index.columns import Cell, Column, ColumnType
 from mpload.index.opening import is_outside
 from mpload.ingest.annotations import Annotations
+from mpload.ingest.coco_runs import box_of_runs, compressed, decompressed
 from mpload.ingest.json_stream import read_members
 from mpload.ingest.rows import LeftOut, Reason, Rows, absolute, choose_columns
 from mpload.ingest.sorting import sorted_strings
@@ -196,7 +197,7 @@ class _Document:
             self.has[_CAPTIONS] = True
         box = item.get("bbox")
         if box is None:
-            box = _box_around(item.get("segmentation"))
+            box = self._box_of_segment(item)
         if box is None:
             if caption is None or "category_id" in item:
                 self.left_out.add(Reason.NO_BOX, _of(item))
@@ -208,6 +209,9 @@ class _Document:
         category = item.get("category_id")
         if type(category) is not int:
             self._fail(f"{_of(item)}: 'category_id' must be an integer, got {category!r:.80}")
+        crowd = item.get("iscrowd")
+        if crowd not in (None, 0, 1):
+            self._fail(f"{_of(item)}: 'iscrowd' must be 0 or 1, got {crowd!r:.80}")
         area = item.get("area")
         if area is not None and not _are_numbers([area]):
             self._fail(f"{_of(item)}: 'area' must be a number, got {area!r:.80}")
@@ -216,7 +220,7 @@ class _Document:
             "caption": caption,
             "box": box,
             "category": category,
-            "iscrowd": int(bool(item.get("iscrowd"))),
+            "iscrowd": int(bool(crowd)),
             "area": box[2] * box[3] if area is None else area,
         }
         keypoints = item.get("keypoints")
@@ -227,6 +231,20 @@ class _Document:
         made["segments"] = self._segment(item)
         self.has["segments"] |= bool(made["segments"])
         return made
+
+    def _box_of_segment(self, item: dict[str, Any]) -> Any:
+        """Return left, top, width and height of an annotation's segmentation; None if it has none, or an empty one."""
+        if not isinstance(item.get("segmentation"), dict):
+            return _box_around(item.get("segmentation"))
+        segment: Any = self._segment(item)
+        height, width = segment["size"]
+        try:
+            counts = decompressed(segment["counts"])
+        except ValueError as error:
+            self._fail(f"{_of(item)}: the counts of 'segmentation' are damaged: the text {error}")
+        if sum(counts) != height * width:
+            self._fail(f"{_of(item)}: the counts of 'segmentation' must sum to {height} x {width}, got {sum(counts)}")
+        return box_of_runs(height, counts)
 
     def _segment(self, item: dict[str, Any]) -> list[list[float]] | dict[str, Any]:
         found = item.get("segmentation")
@@ -249,7 +267,7 @@ class _Document:
             self._fail(
                 f"{_of(item)}: the counts of 'segmentation' must sum to {size[0]} x {size[1]}, got {counts!r:.80}"
             )
-        return {"size": size, "counts": _compressed(counts)}
+        return {"size": size, "counts": compressed(counts)}
 
     def _add_category(self, item: dict[str, Any]) -> None:
         number, name = item.get("id"), item.get("name")
@@ -292,17 +310,3 @@ def _is_text(value: object) -> bool:
 
 def _dumps(value: object) -> str:
     return json.dumps(value, separators=(",", ":"))
-
-
-def _compressed(counts: list[int]) -> str:
-    """Return run lengths as a string, as pycocotools does in `rleToString`."""
-    letters = []
-    for place, count in enumerate(counts):
-        rest = count - counts[place - 2] if place > 2 else count
-        more = True
-        while more:
-            bits = rest & 0x1F
-            rest >>= 5
-            more = rest != -1 if bits & 0x10 else rest != 0
-            letters.append(chr(48 + (bits | 0x20 if more else bits)))
-    return "".join(letters)

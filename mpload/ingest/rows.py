@@ -53,7 +53,7 @@ class Reason(StrEnum):
     )
     NO_TEXT = "columns of a type that cannot be written as text"
     FEATURE = "features of the first record besides its images and its label (store them in Parquet to have columns)"
-    NO_BOX = "objects without a 'bbox' or polygons"
+    NO_BOX = "objects without a 'bbox' or a segmentation"
     NO_FILE = "names of images that are not regular files (broken links, folders, pipes)"
 
 

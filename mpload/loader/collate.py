@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from mpload.errors import FAILURES, ArgumentError, cause_of
 from mpload.plan.sample_rng import SampleRng
-from mpload.samples.joins import Join, offsets_of, pad_into, padded_shape
+from mpload.samples.joins import Join, flat_shape, join_flat, offsets_of, pad_into, padded_shape
 from mpload.samples.transforms import BATCH_STREAM, GlobalGenerators, seed_generators, seed_opencv, takes
 from mpload.transport.pickling import ScriptPickler
 from mpload.transport.slots import RaggedField
@@ -83,7 +83,8 @@ class FlatValues(NamedTuple):
 class Flat:
     """Join arrays that differ in length end to end, and note where each begins: a batch has `FlatValues` of them.
 
-    Arrays are joined along their first axis. Images and masks are not joined.
+    Arrays are joined along their first axis. Images and masks are not joined. An array without rows, such as the
+    keypoints of an image without objects, [0, 0, 3], fits to those with rows, whatever its other axes are.
     """
 
     def joined(
@@ -97,20 +98,24 @@ class Flat:
             torch_dtype: Has no effect.
 
         Raises:
-            ArgumentError: The arrays differ in another axis than the first.
+            ArgumentError: The arrays with rows, or all arrays if none has rows, differ in another axis than the first.
         """
         del torch_dtype
         if isinstance(arrays, np.ndarray):
             num_samples, length = arrays.shape[:2]
             offsets = np.arange(num_samples + 1, dtype=np.int64) * length
             return arrays.reshape(num_samples * length, *arrays.shape[2:]), offsets
-        other = next((array for array in arrays if array.shape[1:] != arrays[0].shape[1:]), None)
-        if other is not None:
+        shape = flat_shape(np.array([array.shape for array in arrays]))
+        if shape is None:
+            first, *others = [array.shape for array in arrays if len(array)] or [array.shape for array in arrays]
+            other = next(each for each in others if each[1:] != first[1:])
             raise ArgumentError(
                 f"collate: Flat() joins arrays along their first axis, but {key} differs in others too: it is "
-                f"{list(arrays[0].shape)} and {list(other.shape)}. Use Pad() for its key: collate={{key: Pad(0), ...}}"
+                f"{list(first)} and {list(other)}. Use Pad() for its key: collate={{key: Pad(0), ...}}"
             )
-        return np.concatenate(arrays), offsets_of(np.array([len(array) for array in arrays]))
+        joined = np.empty(shape, arrays[0].dtype)
+        join_flat(arrays, joined)
+        return joined, offsets_of(np.array([len(array) for array in arrays]))
 
 
 Collate = Pad | Flat | Mapping[str, Pad | Flat] | Callable[..., Any]

@@ -3,7 +3,7 @@
 import json
 import pickle
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum, auto
 from functools import partial
 from types import MappingProxyType
@@ -53,7 +53,7 @@ class Form:
     kind: Kind
 
 
-def forms_of(pipeline: Pipeline, *, batch_size: int) -> list[Form]:
+def forms_of(pipeline: Pipeline, options: PoolOptions, *, batch_size: int) -> list[Form]:
     """Return how each column of a pipeline's samples is stored; see `_forms_of`.
 
     Raises:
@@ -62,7 +62,7 @@ def forms_of(pipeline: Pipeline, *, batch_size: int) -> list[Form]:
     """
 
     def of(sample_ids: Sequence[int]) -> list[Form]:
-        return _forms_of(pipeline, batch_size=batch_size, sample_ids=sample_ids)
+        return _forms_of(pipeline, options, batch_size=batch_size, sample_ids=sample_ids)
 
     return _same_for_all(pipeline, of, shown=lambda forms: ", ".join(map(_described, forms)))
 
@@ -93,7 +93,7 @@ def _described(form: Form) -> str:
     return f"{field.name}: {np.dtype(field.dtype)}[{', '.join(map(str, shape))}]"
 
 
-def _forms_of(pipeline: Pipeline, *, batch_size: int, sample_ids: Sequence[int]) -> list[Form]:
+def _forms_of(pipeline: Pipeline, options: PoolOptions, *, batch_size: int, sample_ids: Sequence[int]) -> list[Form]:
     """Return how each column of a pipeline's samples is stored.
 
     If this cannot be inferred from the pipeline, a sample is made to find out. That happens in a separate process,
@@ -102,7 +102,7 @@ def _forms_of(pipeline: Pipeline, *, batch_size: int, sample_ids: Sequence[int])
     Raises:
         SampleError: none of the first few samples could be made.
     """
-    described = None if pipeline.writes_in_place else _inferred(pipeline) or _probed(pipeline, sample_ids)
+    described = None if pipeline.writes_in_place else _inferred(pipeline) or _probed(pipeline, options, sample_ids)
     forms = []
     room_bytes = sample_room_bytes(batch_size=batch_size, num_fields=len(pipeline.sources))
     for number, column in enumerate(pipeline.index.columns):
@@ -141,14 +141,14 @@ def _forms_of(pipeline: Pipeline, *, batch_size: int, sample_ids: Sequence[int])
     return forms
 
 
-def template_of_columns(pipeline: Pipeline) -> Any:
+def template_of_columns(pipeline: Pipeline, options: PoolOptions) -> Any:
     """Return the template of the samples that column decoders make. A sample is made in a separate process to find out.
 
     Raises:
         SampleError: none of the first few samples, of a source, could be made.
         ArgumentError: no batch can hold a value of the first one, or sources lead to different templates.
     """
-    return _same_for_all(pipeline, partial(_template_of, pipeline), shown=_described_template)
+    return _same_for_all(pipeline, partial(_template_of, pipeline, options), shown=_described_template)
 
 
 def _described_template(template: Any) -> str:
@@ -162,12 +162,13 @@ def _described_leaf(leaf: Leaf) -> str:
     return f"{leaf.path}: {leaf.torch_dtype or np.dtype(leaf.dtype)}[{', '.join(map(str, shape))}]"
 
 
-def _template_of(pipeline: Pipeline, sample_ids: Sequence[int]) -> Any:
+def _template_of(pipeline: Pipeline, options: PoolOptions, sample_ids: Sequence[int]) -> Any:
     # The bytes come from our own worker, so it is safe to unpickle them.
     found = pickle.loads(  # noqa: S301
         probe(
             partial(pickled_template, pipeline),
             [(sample_id,) for sample_id in sample_ids],
+            options,
             name=str(pipeline.index.path),
             max_read_seconds=pipeline.max_read_seconds,
         )
@@ -226,12 +227,13 @@ def _inferred(pipeline: Pipeline) -> list[dict[str, Any]] | None:
     return [value for _ in pipeline.index.columns]
 
 
-def _probed(pipeline: Pipeline, sample_ids: Sequence[int]) -> list[dict[str, Any]]:
+def _probed(pipeline: Pipeline, options: PoolOptions, sample_ids: Sequence[int]) -> list[dict[str, Any]]:
     tasks = [(sample_id,) for sample_id in sample_ids]
     described: list[dict[str, Any]] = json.loads(
         probe(
             partial(described_sample, pipeline),
             tasks,
+            options,
             name=str(pipeline.index.path),
             max_read_seconds=pipeline.max_read_seconds,
         )
@@ -240,19 +242,24 @@ def _probed(pipeline: Pipeline, sample_ids: Sequence[int]) -> list[dict[str, Any
 
 
 def probe(
-    find: Callable[..., bytes], tasks: Iterable[tuple[int, ...]], *, name: str, max_read_seconds: float = 0.0
+    find: Callable[..., bytes],
+    tasks: Iterable[tuple[int, ...]],
+    options: PoolOptions,
+    *,
+    name: str,
+    max_read_seconds: float = 0.0,
 ) -> bytes:
     """Return the result of `find` for the first of `tasks` on which it succeeds.
 
-    `find` runs in a separate process, because it calls the user's code. `max_read_seconds` is the longest time in which
-    a storage reads a sample.
+    `find` runs in a separate process, because it calls the user's code. That process is run as `options` say, like any
+    worker. `max_read_seconds` is the longest time in which a storage reads a sample.
 
     Raises:
         SampleError: it fails on all of them. The message begins with `name`, the name of the dataset.
     """
     failures = []
     layout = SlotLayout(num_samples=1, fields=(RaggedField(name="found"),))
-    options = PoolOptions(sample_timeout_seconds=PoolOptions().sample_timeout_seconds + max_read_seconds)
+    options = replace(options, sample_timeout_seconds=options.sample_timeout_seconds + max_read_seconds)
     with WorkerPool(Probe(find=find), layout, num_slots=1, num_workers=1, options=options) as pool:
         for task in tasks:
             pool.submit(BatchTask(numbers=task, num_samples=1))

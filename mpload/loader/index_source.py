@@ -49,7 +49,7 @@ from mpload.samples.joins import Join
 from mpload.samples.leaves import leaves_of
 from mpload.samples.policy import BadSample, ErrorAction, all_failed
 from mpload.storage.parquet import ROW_GROUPS_BYTES
-from mpload.transport.batches import BatchTask, FilledBatch, KilledSample
+from mpload.transport.batches import BatchTask, FilledBatch, KilledSample, PoolOptions
 from mpload.transport.forking import Forks
 from mpload.transport.messages import Tally
 from mpload.transport.ragged import batch_room_bytes
@@ -67,16 +67,18 @@ class IndexSource:
 
     Args:
         runs: how the dataset reads its index.
+        options: how the worker is run that makes the first samples, to find out their form; None means as usual.
         servers: what makes the samples, instead of the workers; None if the workers do.
     """
 
-    def __init__(self, runs: IndexRuns, *, servers: Servers | None = None) -> None:
+    def __init__(self, runs: IndexRuns, options: PoolOptions | None = None, *, servers: Servers | None = None) -> None:
         run = runs.of(runs.epochs.next)
         if run.batch_size is None:
             raise ArgumentError("an MPLoader loads whole batches: pass batch_size= to the MPDataset")
         self._runs = runs
         self._run = run
         """The run whose samples the workers make."""
+        self._options = options or PoolOptions()
         self._servers = servers
         self._sample_fields: tuple[Field | RaggedField, ...] = ()
         self._forms: list[Form] = []
@@ -143,12 +145,12 @@ class IndexSource:
     def sample_fields(self) -> tuple[Field | RaggedField, ...]:
         """Return the fields of a slot that hold the samples, as `prepare` does for the whole batch."""
         pipeline, fields = self._run.pipeline, tuple[Field | RaggedField, ...]()
-        self.row_group_bytes = row_group_bytes(pipeline)
+        self.row_group_bytes = row_group_bytes(pipeline, self._options)
         if isinstance(pipeline.maker, ColumnDecoders):
-            self._template = template_of_columns(pipeline) if len(pipeline.index) else {}
+            self._template = template_of_columns(pipeline, self._options) if len(pipeline.index) else {}
             fields = fields_of(leaves_of(self._template), batch_size=self.batch_size)
         else:
-            self._forms = forms_of(pipeline, batch_size=self.batch_size)
+            self._forms = forms_of(pipeline, self._options, batch_size=self.batch_size)
             fields = tuple(form.field for form in self._forms)
         self._slots = SlotPresenter(presenter=self._run.presenter, forms=self._forms, template=self._template)
         return fields

@@ -159,7 +159,7 @@ class MPLoader(Guarded, Generic[Batch]):
         self._options = map_options.pool_options(options or PoolOptions(), may_restart=not is_stream(dataset))
         asked = servers_of(servers, token, fallback, num_workers=num_workers, options=self._options)
         first_workers = share.num_cores if isinstance(num_workers, str) else num_workers
-        self._source = source_of(dataset, map_options, num_workers=first_workers, servers=asked)
+        self._source = source_of(dataset, map_options, self._options, num_workers=first_workers, servers=asked)
         self.dataset = dataset
         """The dataset that was passed in."""
         self._num_workers = None if isinstance(num_workers, str) else num_workers

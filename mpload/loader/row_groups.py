@@ -11,17 +11,18 @@ from mpload.loader.forms import probe
 from mpload.samples.pipeline import Pipeline
 from mpload.storage.protocols import KeepingStorage
 from mpload.storage.remote import is_url
+from mpload.transport.batches import PoolOptions
 
 __all__ = ["row_group_bytes"]
 
 _NUM_SAMPLES = 8
 
 
-def row_group_bytes(pipeline: Pipeline) -> int:
+def row_group_bytes(pipeline: Pipeline, options: PoolOptions) -> int:
     """Return the memory that a worker needs to read the largest of a few row groups; 0 if the index has none.
 
-    It is found out in a separate process if the files are at URLs: the client of buckets starts threads, which a stock
-    DataLoader's workers, as forks of this process, would lack.
+    If the files are at URLs, a separate process finds it out, which is run as `options` say: the client of buckets
+    starts threads, which a stock DataLoader's workers, as forks of this process, would lack.
     """
     if not isinstance(pipeline.opened_storage, KeepingStorage) or not len(pipeline.index):
         return 0
@@ -32,6 +33,7 @@ def row_group_bytes(pipeline: Pipeline) -> int:
             probe(
                 partial(_largest, pipeline),
                 [(0,)],
+                options,
                 name=str(pipeline.index.path),
                 max_read_seconds=_NUM_SAMPLES * pipeline.max_read_seconds,
             )

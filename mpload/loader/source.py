@@ -24,7 +24,7 @@ from mpload.samples.cache.opened import OpenCache
 from mpload.samples.data_pipes import is_data_pipe
 from mpload.samples.policy import ErrorAction
 from mpload.samples.seeded_dataset import MapDataset, SeededDataset
-from mpload.transport.batches import BatchTask, FilledBatch, KilledSample
+from mpload.transport.batches import BatchTask, FilledBatch, KilledSample, PoolOptions
 from mpload.transport.forking import Forks
 from mpload.transport.messages import Tally
 from mpload.transport.slots import Field, RaggedField
@@ -192,13 +192,19 @@ def no_length(dataset: object) -> TypeError:
 
 
 def source_of(
-    dataset: MPDataset[Any] | MapDataset, options: MapOptions, *, num_workers: int, servers: Servers | None = None
+    dataset: MPDataset[Any] | MapDataset,
+    options: MapOptions,
+    pool_options: PoolOptions,
+    *,
+    num_workers: int,
+    servers: Servers | None = None,
 ) -> Source:
     """Return the source for a dataset.
 
     Args:
         dataset: what the loader loads.
         options: the loader's arguments for map-style datasets.
+        pool_options: how workers are run, also those that make the first samples of an `MPDataset`.
         num_workers: number of workers at the start.
         servers: what makes the samples of an `MPDataset`, if not the workers.
 
@@ -210,7 +216,7 @@ def source_of(
             raise ArgumentError(
                 "an MPDataset has its own batch_size, shuffle, seed, tail and topology: pass them to the MPDataset"
             )
-        return IndexSource(dataset._runs, servers=servers)  # noqa: SLF001  `_runs` is shared with this package
+        return IndexSource(dataset._runs, pool_options, servers=servers)  # noqa: SLF001  `_runs` is shared with this package
     if servers is not None:
         raise ArgumentError(
             f"servers make the samples of an MPDataset only, got {dataset!r:.80} of type {type(dataset).__name__}"

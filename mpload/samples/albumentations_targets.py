@@ -104,7 +104,7 @@ class AlbumentationsOnSamples:
         made = self._call(rng, force_apply=True, **data)
         moved = {key: self._parts_taken(key, sample[key], parts[key], made) for key in parts}
         changed = {
-            key: self._taken(moved.get(key, sample[key]), made[name], self._targets.get(key), made["image"])
+            key: self._taken(key, moved.get(key, sample[key]), made[name], made["image"])
             for key, name in self._names.items()
             if key in sample
         }
@@ -122,17 +122,24 @@ class AlbumentationsOnSamples:
             if target is Target.KEYPOINTS:
                 given[_part_name(key, part)] = self._given(value.reshape(-1, value.shape[2]), target)
             elif len(value):
-                given[_part_name(key, part)] = value.astype(_mask_dtype(value), copy=False)
+                # A further mask, all 0, shows which pixels the transform fills.
+                masks = np.zeros((len(value) + 1, *value.shape[1:]), _mask_dtype(value))
+                masks[:-1] = value
+                given[_part_name(key, part)] = masks
         return given
 
     def _parts_taken(self, key: str, objects: Any, parts: Mapping[str, Target], made: Mapping[str, Any]) -> Any:
-        """Return objects with what belongs to them moved. None is dropped."""
+        """Return objects with what belongs to them moved. None is dropped. Masks are 0 where the transform fills."""
         moved = {}
         for part, target in parts.items():
             value, result = objects[part], made.get(_part_name(key, part))
             if target is Target.MASK:
-                empty = np.empty((0, *_size_of(made["image"])), value.dtype)
-                moved[part] = empty if result is None else np.ascontiguousarray(result, value.dtype)
+                if result is None:
+                    moved[part] = np.empty((0, *_size_of(made["image"])), value.dtype)
+                else:
+                    found = np.asarray(result)
+                    shown = np.where(found[-1], 0, found[:-1])
+                    moved[part] = _mask_taken(_part_name(key, part), shown, value.dtype)
             else:
                 points = value.reshape(-1, value.shape[2])
                 found = self._points_taken(points, np.asarray(result), made["image"], drops=False)
@@ -166,11 +173,11 @@ class AlbumentationsOnSamples:
             )
         return {name: value[name] for name in self._label_fields}
 
-    def _taken(self, value: Any, result: Any, target: Target | None, image: Any) -> Any:
-        """Return the result of a transform as a value of a sample, in place of `value`."""
-        match target:
+    def _taken(self, key: str, value: Any, result: Any, image: Any) -> Any:
+        """Return the result of a transform as the value of a sample's key, in place of `value`."""
+        match self._targets.get(key):
             case Target.MASK:
-                return np.ascontiguousarray(result, value.dtype)
+                return _mask_taken(key, np.asarray(result), value.dtype)
             case Target.BOXES:
                 return _boxes_taken(value, np.asarray(result, np.float32))
             case Target.KEYPOINTS:
@@ -226,6 +233,23 @@ def _mask_dtype(mask: NDArray[Any]) -> Any:
         if -limit <= low and high < limit:
             return dtype
     return np.float64
+
+
+def _mask_taken(key: str, result: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Return a transformed mask in the dtype that it had.
+
+    Raises:
+        ArgumentError: The dtype cannot hold one of its values.
+    """
+    if dtype.kind in "iub" and result.size:
+        low, high = (0, 1) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+        wrong = next((end for end in (result.min(), result.max()) if not low <= end <= high), None)
+        if wrong is not None:
+            raise ArgumentError(
+                f"the transform gives the mask {key!r} the value {wrong}, but masks of {dtype} hold {low} to {high}. "
+                "Decode it with a larger dtype, such as Mask(dtype='int64'), or pass another fill_mask"
+            )
+    return np.ascontiguousarray(result, dtype)
 
 
 def _known(points: NDArray[Any]) -> NDArray[np.intp]:

@@ -15,7 +15,16 @@ from mpload.images.jpeg_header import ImageBytes
 from mpload.images.limits import Limits
 from mpload.index.label_lines import MAX_FRACTION, MIN_FRACTION, fraction_fault
 from mpload.samples.keypoints import Keypoints, check_visibility, move_points
-from mpload.samples.objects import Objects, finite, is_yolo, parse_objects, parse_yolo, scale_between, text_of
+from mpload.samples.objects import (
+    Objects,
+    finite,
+    holds_json,
+    is_yolo,
+    parse_objects,
+    parse_yolo,
+    scale_between,
+    text_of,
+)
 from mpload.samples.segments import draw_segment
 
 __all__ = ["BoxFormat", "Boxes", "box_corners"]
@@ -43,7 +52,8 @@ class Boxes:
     - lists by name, `{"bbox": [[...], ...], "category": [3, ...], ...}`, as Hugging Face stores objects;
     - a mapping that holds one of these as `"annotations"` or `"objects"`. If it also holds the `"width"` and `"height"`
       of the image that was annotated, boxes are scaled from that size to the image's. If it names the `"format"` of its
-      boxes, as `mpload index` does, another one is an error.
+      boxes, as `mpload index` does, another one is an error;
+    - `null`, which an index of a table holds where a list is missing: there are no objects.
 
     Coordinates are those of the image as viewers show it, upright, and continuous: the top left pixel covers 0 to 1.
 
@@ -139,7 +149,7 @@ class Boxes:
     def _parsed(self, data: ImageBytes | str) -> Objects:
         if self.format == "yolo":
             text = text_of(data)
-            return parse_objects(text) if text.lstrip()[:1] in {"[", "{"} else parse_yolo(text)
+            return parse_objects(text) if holds_json(text) else parse_yolo(text)
         try:
             return parse_objects(data)
         except DecodeError as error:

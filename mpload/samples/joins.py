@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from mpload.transport.slots import RaggedField
 
-__all__ = ["Join", "JoinedColumn", "offsets_of", "pad_into", "padded_shape"]
+__all__ = ["Join", "JoinedColumn", "flat_shape", "join_flat", "offsets_of", "pad_into", "padded_shape"]
 
 
 class JoinedColumn(NamedTuple):
@@ -41,20 +41,15 @@ class Join:
         source, into = arrays[self.source], arrays[self.into.name]
         shapes = source.shapes[places]
         into.begin(0, 1)
-        if self.fill is not None:
-            shape = padded_shape(shapes)
-        elif (shapes[:, 1:] == shapes[0, 1:]).all():
-            shape = (int(shapes[:, 0].sum()), *shapes[0, 1:].tolist())
-        else:
-            return
-        if not into.fits(shape):
+        shape = flat_shape(shapes) if self.fill is None else padded_shape(shapes)
+        if shape is None or not into.fits(shape):
             return
         out = into.room(0, shape)
         values = [source[place] for place in places.tolist()]
         if self.fill is not None:
             pad_into(out, values, self.fill)
         else:
-            np.concatenate(values, out=out)
+            join_flat(values, out)
 
     def read(self, arrays: Mapping[str, Any], kept: NDArray[np.int64] | None) -> JoinedColumn | None:
         """Return what `write` has joined; None if it declined, or nothing is in the joined array."""
@@ -80,6 +75,26 @@ def pad_into(out: NDArray[Any], arrays: Sequence[NDArray[Any]], fill: NDArray[An
             row[(*inside, slice(length, None))] = fill
             inside = (*inside, slice(length))
         row[inside] = array
+
+
+def flat_shape(shapes: NDArray[np.int64]) -> tuple[int, ...] | None:
+    """Return the shape [total, ...] of arrays end to end; None if they differ in another axis than the first.
+
+    An array without rows fits to all others, whatever its other axes are, if one of them has rows.
+
+    Args:
+        shapes: The shapes of the arrays, int64 [n, num_dims].
+    """
+    with_rows = shapes[shapes[:, 0] > 0]
+    compared = with_rows if len(with_rows) else shapes
+    if (compared[:, 1:] != compared[0, 1:]).any():
+        return None
+    return (int(shapes[:, 0].sum()), *compared[0, 1:].tolist())
+
+
+def join_flat(arrays: Sequence[NDArray[Any]], out: NDArray[Any]) -> None:
+    """Write arrays end to end into `out`, which has their `flat_shape`."""
+    np.concatenate([array.reshape(len(array), *out.shape[1:]) for array in arrays], out=out)
 
 
 def offsets_of(lengths: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -125,6 +125,8 @@ def move_points(
 
 
 def _swapped(points: NDArray[np.float64], pairs: tuple[tuple[int, int], ...]) -> NDArray[np.float64]:
+    if not points.size:  # an image without objects, or objects without points: there is nothing to swap
+        return points
     order = np.arange(points.shape[-2])
     for one, other in pairs:
         if max(one, other) >= len(order):

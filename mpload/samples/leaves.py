@@ -254,6 +254,11 @@ def as_array(value: Any, path: str) -> tuple[NDArray[Any], str] | None:
         case bool():
             return np.asarray(value, np.bool_), ""
         case int():
+            if not -(1 << 63) <= value < 1 << 63:
+                raise ArgumentError(
+                    f"{path} is an integer of {value.bit_length()} bits and a sign, but a batch holds int64, at most "
+                    "63 bits and a sign. Return it as a text or a float"
+                )
             return np.asarray(value, np.int64), ""
         case float():
             return np.asarray(value, np.float64), ""

@@ -5,7 +5,7 @@ from typing import Any, Final, get_args
 
 from mpload.errors import DecodeError
 from mpload.samples.boxes import BoxFormat, box_corners
-from mpload.samples.objects import parse_json, parse_objects, parse_yolo, text_of
+from mpload.samples.objects import holds_json, parse_json, parse_objects, parse_yolo, text_of
 
 __all__ = ["check_objects"]
 
@@ -27,7 +27,7 @@ def check_objects(data: bytes | str, *, num_classes: int = 0) -> None:
         DecodeError: `Boxes` could not read the objects, or a class has no name.
     """
     text = text_of(data)
-    if not text.lstrip().startswith(("{", "[")):
+    if not holds_json(text):
         _check_labels(parse_yolo(text).values["labels"], num_classes)
         return
     parsed = parse_json(text)

@@ -17,6 +17,7 @@ from mpload.index.label_lines import read_label_line
 __all__ = [
     "Objects",
     "finite",
+    "holds_json",
     "is_yolo",
     "names_of",
     "parse_json",
@@ -158,12 +159,19 @@ def parse_objects(data: ImageBytes | str) -> Objects:
     - a list of boxes, `[[10, 20, 30, 40], ...]`; a fifth number of each is its label;
     - a list of objects, `[{"bbox": [...], "category_id": 3, ...}, ...]`, such as COCO's annotations of one image;
     - lists by name, `{"bbox": [[...], ...], "category": [3, ...], ...}`, as Hugging Face stores objects;
-    - a mapping that holds one of these as `"annotations"` or `"objects"`, and perhaps `"width"` and `"height"`.
+    - a mapping that holds one of these as `"annotations"` or `"objects"`, and perhaps `"width"` and `"height"`;
+    - `null`, which an index of a table holds where a list is missing: there are no objects.
 
     Raises:
         DecodeError: It is not such JSON.
     """
-    return _objects(parse_json(data), nested=False)
+    parsed = parse_json(data)
+    return _objects([] if parsed is None else parsed, nested=False)
+
+
+def holds_json(text: str) -> bool:
+    """Return whether a text of objects is JSON that `parse_objects` may read, not the lines of a YOLO label file."""
+    return text.lstrip().startswith(("[", "{", "null"))
 
 
 def _objects(parsed: Any, *, nested: bool) -> Objects:

@@ -97,7 +97,7 @@ def serve(
     else:
         address = tcp_address(host, port, token=token, is_open=is_open, cert=cert, key=key)
     limits = limits or ServerLimits()
-    source = IndexSource(dataset._runs)  # noqa: SLF001  of the package below
+    source = IndexSource(dataset._runs, options)  # noqa: SLF001  of the package below
     fatal: list[MploadError] = []
     stop = asyncio.Event()
 

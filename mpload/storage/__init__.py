@@ -20,6 +20,7 @@ servers          what a process knows about a server, and when to repeat a reque
 web              makes requests to http and https URLs
 server_urls      URLs of servers of mpload, and their token
 connections      HTTP connections, through urllib3, on which every wait has a limit
+web_failures     what the errors of urllib3 say
 buckets          makes requests to buckets, with obstore
 bucket_failures  what the errors of obstore say
 request_failure  what went wrong with one request

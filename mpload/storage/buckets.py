@@ -23,7 +23,8 @@ from mpload.errors import ArgumentError, StorageError
 from mpload.storage.bucket_failures import as_request_failures, bad_key
 from mpload.storage.leading_slashes import key_with_leading_slash
 from mpload.storage.listing import Object, is_plain, list_in_parts
-from mpload.storage.object_facts import ObjectFacts
+from mpload.storage.object_facts import ObjectFacts, Seen, unseen
+from mpload.storage.request_failure import too_long
 from mpload.units import format_count, printable
 
 if TYPE_CHECKING:
@@ -61,14 +62,16 @@ class BucketClient:
     Args:
         connect_seconds: time limit for a connection to be made.
         max_bytes: size of the largest object that may be read; None means no limit.
+        seen: is told what an object is of which a span was read.
 
     Memory: about 10 MB.
     Process: may be forked before the first read. Any thread may read.
     """
 
-    def __init__(self, *, connect_seconds: float, max_bytes: int | None) -> None:
+    def __init__(self, *, connect_seconds: float, max_bytes: int | None, seen: Seen = unseen) -> None:
         self._connect_seconds = connect_seconds
         self._max_bytes = max_bytes
+        self._seen = seen
         self._stores: dict[tuple[str, float], ObjectStore] = {}
 
     def fetch(self, url: str, key: str, span: tuple[int, int] | None, *, limit_seconds: float) -> bytes:
@@ -88,11 +91,19 @@ class BucketClient:
         _refuse_outer_slashes(key)
         store = self._store(url, limit_seconds)
         with as_request_failures(limit_seconds):
-            return _interruptible(partial(self._get, store, key, span))
+            return _interruptible(partial(self._get, store, url, key, span))
 
-    def _get(self, store: "ObjectStore", key: str, span: tuple[int, int] | None) -> bytes:
+    def _get(self, store: "ObjectStore", url: str, key: str, span: tuple[int, int] | None) -> bytes:
         if span is not None:
-            return bytes(obstore().get_range(store, key, start=span[0], length=span[1]))
+            offset, length = span
+            found = obstore().get(store, key, options={"range": (offset, offset + length)})
+            data, meta = bytes(found.bytes()), found.meta
+            if len(data) > length:
+                raise too_long(len(data), length)
+            etag = meta.get("e_tag") or ""  # which is the same, whichever server of the provider answers
+            modified = "" if etag else str(meta["last_modified"])
+            self._seen(f"{url}/{key}", etag=etag, modified=modified, num_bytes=meta["size"])
+            return data
         found = obstore().get(store, key)
         self._check_size(found.meta["size"])
         return bytes(found.bytes())

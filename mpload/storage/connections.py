@@ -1,15 +1,14 @@
-"""Connections to web servers, through urllib3, on which every wait has a limit; and the names of what can go wrong."""
+"""Connections to web servers, through urllib3, on which every wait has a limit."""
 
-import errno
 import io
+import logging
 import re
 import socket
-import ssl
 import threading
 import time
 from collections.abc import Iterable
 from contextlib import suppress
-from http.client import BadStatusLine, HTTPResponse, IncompleteRead, LineTooLong, RemoteDisconnected
+from http.client import HTTPResponse
 from ipaddress import ip_address, ip_network
 from queue import Empty, SimpleQueue
 from typing import Any, cast
@@ -21,25 +20,15 @@ from urllib3 import BaseHTTPResponse, Timeout, exceptions
 from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.util.connection import create_connection
 
-from mpload.storage.request_failure import RequestFailure, proxy_failure
-from mpload.units import format_count
+from mpload.storage.request_failure import proxy_failure
+from mpload.storage.web_failures import NoConnectionError, bad_proxy
 
-__all__ = ["CUT_SHORT", "Server", "Until", "failure_of"]
+__all__ = ["Server", "Until"]
 
-CUT_SHORT = ("answer cut short", ": the connection was closed before the end of the answer")
 _MAX_IDLE = 128  # connections that are kept for each server
+_MAX_IDLE_SECONDS = 60.0
 _TUNNEL_STATUS = re.compile(r"Tunnel connection failed: (\d{3})\b")
 _LEAST_SECONDS = 1e-3
-_UNREACHABLE = {errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN, errno.EADDRNOTAVAIL}
-_OTHER_NAME = "Use a name in the URL that the certificate has"
-_TLS_ADVICE = {
-    9: "Is the clock of this machine right?",
-    10: "Renew it, or set the clock of this machine if it is wrong",
-    62: _OTHER_NAME,
-    64: _OTHER_NAME,
-    **dict.fromkeys(range(79, 95), "Make it anew by the rules of RFC 5280, which Python 3.13 and later demand"),
-}
-"""By OpenSSL's code (X509_V_ERR_...): what to do about a certificate that an authority would not help."""
 
 
 class Until(Timeout):
@@ -86,17 +75,30 @@ class Server:
 
     def get(self, path: str, headers: dict[str, str], timeout: Timeout) -> BaseHTTPResponse:
         """Return an answer whose body has not been read."""
-        return self._pool.urlopen(
-            "GET",
-            self._prefix + path,
-            headers=headers,
-            timeout=timeout,
-            retries=False,
-            redirect=False,
-            assert_same_host=False,  # a path for a proxy names the host of the server
-            preload_content=False,
-            decode_content=False,
-        )
+        _asking.with_query = "?" in path
+        try:
+            return self._pool.urlopen(
+                "GET",
+                self._prefix + path,
+                headers=headers,
+                timeout=timeout,
+                retries=False,
+                redirect=False,
+                assert_same_host=False,  # a path for a proxy names the host of the server
+                preload_content=False,
+                decode_content=False,
+            )
+        finally:
+            _asking.with_query = False
+
+
+def _may_be_logged(_: logging.LogRecord) -> bool:
+    """Return whether urllib3 may log the request of this thread. A query, as redirects have, may be a signature."""
+    return not getattr(_asking, "with_query", False)
+
+
+_asking = threading.local()
+logging.getLogger("urllib3.connectionpool").addFilter(_may_be_logged)
 
 
 def _is_in(host: str | None, networks: Iterable[str]) -> bool:
@@ -117,21 +119,12 @@ def _proxy(url: str) -> urllib3.ProxyManager:
     except ValueError:
         is_valid = False
     if not is_valid:
-        raise _bad_proxy()
+        raise bad_proxy()
     headers = None
     if parts.username is not None:
         headers = urllib3.make_headers(proxy_basic_auth=f"{unquote(parts.username)}:{unquote(parts.password or '')}")
     plain = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
     return urllib3.ProxyManager(plain, maxsize=_MAX_IDLE, proxy_headers=headers)
-
-
-def _bad_proxy() -> RequestFailure:
-    return RequestFailure(
-        "proxy not supported",
-        ". Set http_proxy, https_proxy or all_proxy to http://HOST:PORT, or list the host in no_proxy",
-        is_temporary=False,
-        is_of_server=True,
-    )
 
 
 class _TimedReads(io.RawIOBase):
@@ -197,29 +190,60 @@ class _Response(HTTPResponse):
         return version, 100 if 100 <= status < 200 else status, reason  # `begin` passes over 100
 
 
-class _NoConnectionError(exceptions.ConnectTimeoutError):
-    """A connection was not made in time."""
-
-    def __init__(self, connection: HTTPConnection, step: str) -> None:
-        super().__init__(connection, step)
-        self.step = step
-
-
 class _Connection(HTTPConnection):
     """One deadline for DNS, all addresses of the host, the answer of a proxy and TLS."""
 
     response_class = _Response
     step = "to connect"
     """What a connection waits for while it is made."""
+    _request: tuple[str, str, dict[str, Any], float] | None = None  # the latest, and the time limit for connecting
+    _is_used_again = False
+    _used_at = 0.0
 
     def connect(self) -> None:
         self._deadline = time.monotonic() + cast("float", self.timeout)
         try:
             super().connect()
         except TimeoutError:
-            raise _NoConnectionError(self, self.step) from None
+            raise NoConnectionError(self, self.step) from None
         if not isinstance(self.sock, _TimedSocket):
             self.sock = _TimedSocket(self.sock)
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether it can be used. One that was idle for long may have been forgotten on the way, without a sign."""
+        return super().is_connected and time.monotonic() - self._used_at < _MAX_IDLE_SECONDS
+
+    def request(self, method: str, url: str, **options: Any) -> None:  # type: ignore[override]
+        """Send a request."""
+        self._request = method, url, options, cast("float", self.timeout)
+        try:
+            super().request(method, url, **options)
+        except ConnectionError:
+            self._request_anew()
+
+    def getresponse(self) -> urllib3.HTTPResponse:  # type: ignore[override]
+        """Return the answer. If the server has closed a connection meanwhile, the request is made over another one."""
+        try:
+            response = super().getresponse()
+        except ConnectionError:
+            self._request_anew()
+            response = super().getresponse()
+        self._is_used_again, self._used_at = True, time.monotonic()
+        return response
+
+    def _request_anew(self) -> None:
+        """Repeat the request over a new connection, or raise the current error if this one was new, or a tunnel."""
+        if not self._is_used_again or self._request is None or self._tunnel_host is not None:
+            raise  # noqa: PLE0704  the error that the caller handles
+        method, url, options, connect_seconds = self._request
+        until = time.monotonic() + cast("float", self.timeout)
+        self.close()
+        self._is_used_again = False
+        self.timeout = min(connect_seconds, cast("float", self.timeout))
+        self.connect()
+        super().request(method, url, **options)
+        self.timeout = max(_LEAST_SECONDS, until - time.monotonic())
 
     def _left_seconds(self) -> float:
         return max(_LEAST_SECONDS, self._deadline - time.monotonic())
@@ -234,7 +258,7 @@ class _Connection(HTTPConnection):
                 )
             except OSError as error:
                 if not addresses and isinstance(error, TimeoutError):
-                    raise _NoConnectionError(self, self.step) from error
+                    raise NoConnectionError(self, self.step) from error
                 if not addresses:
                     raise exceptions.NewConnectionError(self, "no address can be reached") from error
             else:
@@ -262,7 +286,7 @@ class _Connection(HTTPConnection):
         try:
             result = found.get(timeout=self._left_seconds())
         except Empty:
-            raise _NoConnectionError(self, "for DNS") from None
+            raise NoConnectionError(self, "for DNS") from None
         if isinstance(result, OSError):
             raise exceptions.NameResolutionError(self.host, self, cast("socket.gaierror", result)) from result
         return result
@@ -283,95 +307,8 @@ class _TlsConnection(_Connection, HTTPSConnection):
 
 
 class _Pool(urllib3.HTTPConnectionPool):
-    ConnectionCls = _Connection
+    ConnectionCls = _Connection  # type: ignore[assignment]
 
 
 class _TlsPool(urllib3.HTTPSConnectionPool):
-    ConnectionCls = _TlsConnection
-
-
-def failure_of(
-    error: Exception, address: str, *, step: str, seconds: float, connect_seconds: float, proxy: str | None = None
-) -> RequestFailure:
-    """Return what happened, by the class of an exception that urllib3 raised.
-
-    Args:
-        error: the exception.
-        address: the URL that was requested.
-        step: what the request waited for: `answer`, or `rest of the answer`.
-        seconds: its time limit.
-        connect_seconds: time limit for a connection to be made.
-        proxy: what connections are made to, instead of the server.
-    """
-    server = urlsplit(address)
-    origin = f"{server.hostname}:{server.port or (443 if server.scheme == 'https' else 80)}"
-    if isinstance(error, exceptions.ProxyError):
-        error, origin = error.original_error, proxy or origin
-    match error:
-        case RequestFailure():
-            return error
-        case exceptions.ProxySchemeUnsupported():
-            return _bad_proxy()
-        case exceptions.NameResolutionError():
-            cause = error.__cause__.strerror if isinstance(error.__cause__, OSError) else "no answer"
-            return RequestFailure("name not resolved", f": DNS knows no address of {_host_of(origin)} ({cause})")
-        case exceptions.NewConnectionError() if isinstance(error.__cause__, OSError):
-            return _failure_of_socket(error.__cause__, origin)
-        case _NoConnectionError():
-            where = proxy or origin
-            return RequestFailure(
-                "no connection in time", f": none from {where} within {connect_seconds:.3g} s, waiting {error.step}"
-            )
-        case exceptions.ReadTimeoutError() if step == "answer":
-            return RequestFailure("no answer in time", f": none from {origin} within {seconds:.3g} s")
-        case exceptions.ReadTimeoutError():
-            received = error.__cause__.args[:1] if isinstance(error.__cause__, TimeoutError) else ()
-            count = f" after {format_count(received[0])} bytes" if received and isinstance(received[0], int) else ""
-            return RequestFailure("answer stalled", f"{count} in {seconds:.3g} s")
-        case exceptions.SSLError() if isinstance(error.args[0], ssl.SSLError):
-            return _failure_of_tls(error.args[0], origin)
-        case exceptions.ProtocolError() if len(error.args) > 1 and isinstance(error.args[1], Exception):
-            return _failure_of_socket(error.args[1], origin)
-        case exceptions.LocationValueError():  # and of its kind, LocationParseError
-            return RequestFailure("redirect to another kind of URL", is_temporary=False)
-    return RequestFailure("answer cannot be read", f" ({type(error).__name__})", is_temporary=False)
-
-
-def _host_of(origin: str) -> str:
-    return origin.rpartition(":")[0]
-
-
-def _failure_of_socket(error: Exception, origin: str) -> RequestFailure:
-    match error:
-        case ConnectionRefusedError():
-            return RequestFailure("connection refused", f" by {origin}: no server listens there")
-        case RemoteDisconnected():
-            return RequestFailure("connection closed", f" by {origin} before the answer")
-        case ConnectionResetError() | BrokenPipeError():
-            return RequestFailure("connection reset", f" by {origin}")
-        case IncompleteRead():
-            return RequestFailure(*CUT_SHORT)
-        case BadStatusLine() | LineTooLong():
-            return RequestFailure("answer is not HTTP", f": is {origin} a web server?")
-        case OSError() if error.errno in _UNREACHABLE:
-            return RequestFailure("host unreachable", f": no way to {origin} ({error.strerror})")
-        case OSError():
-            return RequestFailure("connection failed", f" to {origin} ({error.strerror or type(error).__name__})")
-    return RequestFailure("answer cannot be read", f" ({type(error).__name__})", is_temporary=False)
-
-
-def _failure_of_tls(error: ssl.SSLError, origin: str) -> RequestFailure:
-    match error:
-        case ssl.SSLCertVerificationError():
-            advice = _TLS_ADVICE.get(
-                error.verify_code, "Add the certificate of its authority to the file that SSL_CERT_FILE names"
-            )
-            return RequestFailure(
-                "certificate not trusted",
-                f": that of {origin} fails verification ({error.verify_message.rstrip('.')}). {advice}",
-                is_temporary=False,
-                is_of_server=True,
-            )
-        case ssl.SSLEOFError() | ssl.SSLZeroReturnError():
-            return RequestFailure("connection closed", f" by {origin} during TLS")
-    return RequestFailure("TLS failed", f" with {origin} ({error.reason or type(error).__name__})")
+    ConnectionCls = _TlsConnection  # type: ignore[assignment]

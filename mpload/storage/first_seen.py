@@ -7,6 +7,9 @@ one process share a table of the shards that they have opened, and refuse one th
 A file counts as replaced if it is another one (by its inode) of another size or modification time. A file that was
 changed in place is the same one: all workers read the same bytes. If it has shrunk, samples whose bytes are gone are
 bad ones. A copy that differs in nothing but the inode, which some file systems number anew, is the same one, too.
+
+A shard at a URL is not kept open, so each answer of its server is compared with the first one. The shard counts as
+replaced if its ETag differs, and its size or its time too: each server behind a load balancer may have its own ETags.
 """
 
 import os
@@ -45,24 +48,46 @@ class FirstSeen:
         Raises:
             IndexChangedError: it is another one.
         """
+        if not self._is_same(path, (facts.st_ino, facts.st_size, facts.st_mtime_ns)):
+            raise _changed(path, "some workers would read the old file and others the new one")
+
+    def check_object(self, url: str, *, etag: str, modified: str, num_bytes: int) -> None:
+        """Note what an object at a URL is, or compare it with what it was.
+
+        Args:
+            url: its URL, without a query.
+            etag: its ETag; empty if the server does not say.
+            modified: when it was last modified, as the server writes it; empty if the server does not say.
+            num_bytes: its size; -1 if the server does not say.
+
+        Raises:
+            IndexChangedError: it is another one.
+        """
+        version, time = etag or f"{modified} {num_bytes}", modified or etag
+        if not self._is_same(url, (hash(version), num_bytes, hash(time))):
+            raise _changed(url, "samples would be read from two versions of it")
+
+    def _is_same(self, path: str, now: tuple[int, int, int]) -> bool:
+        """Note what is at a path, or return whether it is the same as before."""
         key = hash(path) or 1
-        now = facts.st_ino, facts.st_size, facts.st_mtime_ns
         for offset in _offsets_of(key):
             found, *before, check = _ROW.unpack_from(self._map, offset)
             if found and check != hash((found, *before)):
                 continue
             if found == key:
-                if not _are_same(before, now):
-                    raise IndexChangedError(
-                        f"{printable(path)}: was replaced while it was in use, so some workers would read the old file "
-                        "and others the new one. Start the job again. If the samples in the file have moved, build the "
-                        "index again first"
-                    )
-                return
+                return _are_same(before, now)
             if not found:
                 row = key, *map(_signed, now)
                 _ROW.pack_into(self._map, offset, *row, hash(row))
-                return
+                return True
+        return True
+
+
+def _changed(path: str, why: str) -> IndexChangedError:
+    return IndexChangedError(
+        f"{printable(path)}: was replaced while it was in use, so {why}. Start the job again. If the samples in it "
+        "have moved, build the index again first"
+    )
 
 
 def _offsets_of(key: int) -> Iterator[int]:

@@ -73,8 +73,9 @@ class LocalOrRemote:
         return [data for item in ranges for data in (self._remote if is_url(item.path) else self._local).read([item])]
 
     def share_files(self) -> None:
-        """Let processes read the same files, as `LocalStorage` does."""
+        """Let processes read the same files and objects, as `LocalStorage` and `RemoteObjects` do."""
         self._local.share_files()
+        self._remote.share_files()
 
     def prefetch(self, item: ByteRange) -> None:
         """Load a span of a file into the page cache, as `LocalStorage` does."""

@@ -74,7 +74,7 @@ class ParquetStorage:
         """Return the value of each `RowValue`, in the order of `ranges`.
 
         Raises:
-            IndexChangedError: after `share_files`, a local file was replaced.
+            IndexChangedError: a file was replaced: a local one after `share_files`, or one at a URL.
             OutsideRootError: a path leads outside the root.
             StorageError: a value does not exist or cannot be read.
         """
@@ -85,6 +85,9 @@ class ParquetStorage:
 
     def share_files(self) -> None:
         """Let all processes that are forked from this one read the same files; see `SharingStorage`."""
+        if isinstance(self._root, RemoteObjects):
+            self._root.share_files()
+            return
         with suppress(OSError):
             self._first_seen = FirstSeen()
 

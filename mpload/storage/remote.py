@@ -22,8 +22,9 @@ from mpload.storage.buckets import (
     list_level,
     refuse_leading_slashes,
 )
+from mpload.storage.first_seen import FirstSeen
 from mpload.storage.notices import Notices
-from mpload.storage.object_facts import ObjectFacts
+from mpload.storage.object_facts import ObjectFacts, unseen
 from mpload.storage.ranges import ByteRange
 from mpload.storage.request_failure import RequestFailure
 from mpload.storage.retrying import Client, RetryingClient
@@ -53,8 +54,9 @@ class RemoteStorage:
 
     A request that fails is repeated, with increasing waits, until `retry_seconds` are over. A server that sends a
     `Retry-After` is not asked again before that time (only http and https URLs; the client for buckets does not show
-    it). If other objects of the server can be read meanwhile, the object is bad, which the error policy handles. If
-    not, it is an outage: no sample is skipped, and after `retry_seconds` an `OutageError` ends the epoch.
+    it). If other objects of the server can be read meanwhile, the object is bad, which the error policy handles: after
+    seven requests, which take about five seconds if each fails at once. If not, it is an outage: no sample is skipped,
+    and after `retry_seconds` an `OutageError` ends the epoch.
 
     Each worker has as many requests in progress as samples are used while one takes place, up to 128. A request that is
     late, compared with others of its size, is made a second time, and the first answer counts. That adds at most 2 % of
@@ -93,6 +95,9 @@ class RemoteObjects:
         examples: returns a few ranges of which most should be readable. They help to tell an outage from a bad object.
         notices: is told about outages before they lead to errors.
 
+    An object of which spans are read must stay the same. Each process compares it with what it was at the first span,
+    or, after `share_files`, at the first span that any of the processes read.
+
     Memory: the bytes that `read` returns, and about 10 MB for the client of buckets.
     Process: may be pickled, and may be forked before the first read. Each process makes its own clients. Any thread may
     read.
@@ -129,6 +134,7 @@ class RemoteObjects:
         )
         self.max_read_seconds = 1.2 * limits.retry_seconds
         """The longest time that a read of one range takes."""
+        self._first_seen: FirstSeen | None = None
         self._start()
 
     def _start(self) -> None:
@@ -140,11 +146,17 @@ class RemoteObjects:
 
         Raises:
             ArgumentError: obstore, which reads buckets, is not installed.
+            IndexChangedError: an object of which spans are read was replaced.
             OutsideRootError: a URL leads outside the root.
             OutageError: a server does not answer.
             StorageError: bytes cannot be read.
         """
         return [self._read(item, RetryingClient.fetch) for item in ranges]
+
+    def share_files(self) -> None:
+        """Let all processes that are forked from this one read the same objects; see `SharingStorage`."""
+        with suppress(OSError):
+            self._first_seen = FirstSeen()
 
     def read_wanted(self, item: ByteRange, is_wanted: Callable[[], bool]) -> bytes:
         """Read a range as `read` does. A request that has failed is only repeated while the range is wanted."""
@@ -193,9 +205,12 @@ class RemoteObjects:
         raise failure  # outside `except`, so that the original is not its context
 
     def _new_server(self, place: str) -> RetryingClient:
+        if self._first_seen is None:
+            self.share_files()
+        seen = unseen if self._first_seen is None else self._first_seen.check_object
         seconds = self._limits.connect_seconds
         if not place.startswith("http"):
-            client: Client = BucketClient(connect_seconds=seconds, max_bytes=self._max_bytes)
+            client: Client = BucketClient(connect_seconds=seconds, max_bytes=self._max_bytes, seen=seen)
         else:
             # Imported here: TLS and HTTP would cost every worker that reads local files 3 MB and 30 ms.
             try:
@@ -203,7 +218,7 @@ class RemoteObjects:
             except ImportError as error:
                 raise ArgumentError("reading URLs takes the package urllib3: pip install 'mpload[remote]'") from error
 
-            client = WebClient(connect_seconds=seconds, max_bytes=self._max_bytes)
+            client = WebClient(connect_seconds=seconds, max_bytes=self._max_bytes, seen=seen)
         examples = partial(self._examples_at, place)
         return RetryingClient(client, place, self._limits, examples=examples, notices=self._notices)
 
@@ -241,10 +256,11 @@ class RemoteObjects:
             )
 
     def __getstate__(self) -> dict[str, object]:
-        return {name: value for name, value in self.__dict__.items() if name != "_servers"}
+        return {name: value for name, value in self.__dict__.items() if name not in {"_servers", "_first_seen"}}
 
     def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__.update(state)
+        self._first_seen = None
         self._start()
 
 

@@ -2,7 +2,9 @@
 
 from http import HTTPStatus
 
-__all__ = ["RequestFailure", "proxy_failure", "status_failure"]
+from mpload.units import format_count
+
+__all__ = ["RequestFailure", "proxy_failure", "status_failure", "too_long"]
 
 _TEMPORARY = {408, 425, 429, 500, 502, 503, 504}
 _OVERLOAD = {429, 503}
@@ -92,6 +94,15 @@ def proxy_failure(status: int, proxy: str) -> RequestFailure:
         text=f"{proxy} answered {_status_line(status)}. {advice}",
         is_temporary=status in _TEMPORARY,
         is_of_server=status not in _TEMPORARY,
+    )
+
+
+def too_long(num_bytes: int, wanted: int) -> RequestFailure:
+    """Return the failure of a request for a span that was answered with more bytes: nobody knows which ones."""
+    return RequestFailure(
+        "wrong range",
+        f": {format_count(wanted)} bytes were requested, and {format_count(num_bytes)} were sent",
+        is_temporary=False,
     )
 
 

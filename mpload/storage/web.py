@@ -17,9 +17,10 @@ from urllib3 import BaseHTTPResponse, HTTPHeaderDict
 from urllib3.exceptions import HTTPError
 
 from mpload.errors import StorageError
-from mpload.storage.connections import CUT_SHORT, Server, Until, failure_of
-from mpload.storage.object_facts import ObjectFacts
-from mpload.storage.request_failure import RequestFailure, status_failure
+from mpload.storage.connections import Server, Until
+from mpload.storage.object_facts import ObjectFacts, Seen, unseen
+from mpload.storage.request_failure import RequestFailure, status_failure, too_long
+from mpload.storage.web_failures import CUT_SHORT, failure_of
 from mpload.units import KIB, MIB, format_count
 
 __all__ = ["WebClient"]
@@ -32,6 +33,7 @@ _REDIRECTS = {301, 302, 303, 307, 308}
 _MAX_BEFORE_SPAN_BYTES = 16 * MIB
 """Bytes that are read from the beginning of an object to get at a span, if the server ignores ranges."""
 _SAFE = "/!$&'()*+,;=:@~-._%"  # characters of a path that stand for themselves
+_ASCII = "".join(map(chr, range(128)))
 _STRAY_PERCENT = re.compile(r"%(?![0-9A-Fa-f]{2})")
 _CONTENT_RANGE = re.compile(r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19}|\*)")
 _PAGE = (
@@ -57,13 +59,15 @@ class WebClient:
     Args:
         connect_seconds: time limit for a connection to be made.
         max_bytes: size of the largest object that may be read; None means no limit.
+        seen: is told what an object is of which a span was read.
 
     Process: for the process in which it was made. Any thread may read.
     """
 
-    def __init__(self, *, connect_seconds: float, max_bytes: int | None) -> None:
+    def __init__(self, *, connect_seconds: float, max_bytes: int | None, seen: Seen = unseen) -> None:
         self._connect_seconds = connect_seconds
         self._max_bytes = max_bytes
+        self._seen = seen
         self._servers: dict[str, Server] = {}
 
     def fetch(self, url: str, key: str, span: tuple[int, int] | None, *, limit_seconds: float) -> bytes:
@@ -89,6 +93,11 @@ class WebClient:
                     "answer without a length",
                     ": the server sends neither Content-Length nor chunks, and two answers differ. Enable one of them",
                 )
+        if span is not None:
+            headers = body.headers
+            etag, modified = headers.get("etag", ""), headers.get("last-modified", "")
+            size = _size_of(headers)
+            self._seen(f"{url}/{key}", etag=etag, modified=modified, num_bytes=-1 if size is None else size)
         return body.data
 
     def look_up(self, url: str, key: str, *, limit_seconds: float) -> ObjectFacts:
@@ -103,12 +112,9 @@ class WebClient:
         headers = self._follow(address, (0, 1), deadline=deadline, limit_seconds=limit_seconds).headers
         if _is_page(headers):
             raise RequestFailure(*_PAGE, is_temporary=False)
-        whole = _CONTENT_RANGE.fullmatch(headers.get("content-range", "").strip())
-        size = headers.get("content-length", "") if whole is None else whole[3]
+        size = _size_of(headers)
         version = headers.get("etag") or headers.get("last-modified")
-        return ObjectFacts(
-            num_bytes=int(size) if size.isdecimal() else None, version=f"{version} {size}" if version else ""
-        )
+        return ObjectFacts(num_bytes=size, version=f"{version} {'*' if size is None else size}" if version else "")
 
     def _follow(self, address: str, span: tuple[int, int] | None, *, deadline: float, limit_seconds: float) -> _Body:
         for _ in range(_MAX_REDIRECTS + 1):
@@ -156,6 +162,7 @@ class WebClient:
             return address
         if status not in {HTTPStatus.OK, HTTPStatus.PARTIAL_CONTENT}:
             raise status_failure(status, wait_seconds=_seconds_of(response.headers.get("retry-after")))
+        _refuse_coding(response)
         _refuse_page(response, path)
         if span is None:
             if status == HTTPStatus.PARTIAL_CONTENT:
@@ -185,15 +192,18 @@ class WebClient:
         return _Body(data=data, has_end=has_end, headers=response.headers)
 
     def _unzipped(self, data: bytes) -> bytes:
-        unzip = zlib.decompressobj(wbits=31)
-        limit = 0 if self._max_bytes is None else self._max_bytes + 1
-        try:
-            plain = unzip.decompress(data, limit)
-        except zlib.error:
-            raise RequestFailure("answer is damaged", ": it is not the gzip that its header says") from None
-        self._check_size(len(plain))
-        if not unzip.eof:
-            raise RequestFailure("answer cut short", ": its gzip has no end")
+        plain, rest = b"", data
+        while rest:  # there may be several members, one after the other
+            unzip = zlib.decompressobj(wbits=31)
+            limit = 0 if self._max_bytes is None else self._max_bytes + 1 - len(plain)
+            try:
+                plain += unzip.decompress(rest, limit)
+            except zlib.error:
+                raise RequestFailure("answer is damaged", ": it is not the gzip that its header says") from None
+            self._check_size(len(plain))
+            if not unzip.eof:
+                raise RequestFailure("answer cut short", ": its gzip has no end")
+            rest = unzip.unused_data.lstrip(b"\0")  # which may pad it
         return plain
 
     def _check_size(self, num_bytes: int) -> None:
@@ -210,9 +220,9 @@ def _address(url: str, key: str) -> str:
 
 
 def _joined(address: str, location: str) -> str | None:
-    """Return the URL of a redirect; None if it is not one of the web."""
+    """Return the URL of a redirect; None if it is not one of the web. Its bytes may be those of UTF-8."""
     try:
-        target = urljoin(address, location)
+        target = urljoin(address, quote(location.encode("latin-1"), safe=_ASCII))
         _ = urlsplit(target).port
     except ValueError:
         return None
@@ -247,9 +257,14 @@ def _part(response: BaseHTTPResponse, span: tuple[int, int]) -> _Body:
             f": bytes {offset} to {offset + length - 1} were requested, and {first} to {last} were sent",
             is_temporary=False,
         )
-    data = response.read(last - first + 1)
-    if len(data) < last - first + 1:
+    num_bytes, coming = last - first + 1, response.length_remaining
+    if coming is not None and coming > num_bytes:
+        raise too_long(coming, num_bytes)
+    data = response.read(num_bytes)
+    if len(data) < num_bytes:
         raise RequestFailure(*CUT_SHORT)
+    if coming is None and response.read(1):
+        raise too_long(num_bytes + 1, num_bytes)
     return _Body(data=data, has_end=True, headers=response.headers)
 
 
@@ -280,6 +295,23 @@ def _refuse_encoding(response: BaseHTTPResponse) -> None:
             ": the server compresses what it sends, though it was asked not to. Turn off its Content-Encoding",
             is_temporary=False,
         )
+
+
+def _refuse_coding(response: BaseHTTPResponse) -> None:
+    """Raise if the bytes are coded on their way in another manner than as chunks."""
+    if response.headers.get("transfer-encoding", "").strip().lower() not in {"", "identity", "chunked"}:
+        raise RequestFailure(
+            "answer is compressed",
+            ": the server uses a Transfer-Encoding that nobody asked for. Turn it off",
+            is_temporary=False,
+        )
+
+
+def _size_of(headers: HTTPHeaderDict) -> int | None:
+    """Return the size of the whole object; None if the server does not say."""
+    whole = _CONTENT_RANGE.fullmatch(headers.get("content-range", "").strip())
+    size = headers.get("content-length", "") if whole is None else whole[3]
+    return int(size) if size.isdecimal() else None
 
 
 def _refuse_page(response: BaseHTTPResponse, path: str) -> None:

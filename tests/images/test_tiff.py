@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
 from mpload.errors import DecodeError
-from mpload.images.decoders import ImageDecoder
+from mpload.images.decoders import ImageDecoder, ResizeCenterCrop
 from mpload.images.mask import Mask
 from mpload.images.tiff import tiff_tags, with_number
 from tests.support.photos import encode, photo
@@ -165,6 +165,36 @@ def test_the_orientation_of_a_tiff_can_be_ignored(orientation: int, kind: str) -
             ImageDecoder(exif_orientation=False)(data), np.asarray(Image.fromarray(values).convert("RGB"))
         )
     np.testing.assert_array_equal(Mask()(data), np.asarray(upright))
+
+
+@pytest.mark.parametrize("tile", [(16, 16), (32, 64), (128, 128)])
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_a_tiff_with_tiles_is_turned_upright(orientation: int, tile: tuple[int, int]) -> None:
+    for height, width in ((49, 67), (48, 64)):  # the latter are whole tiles of 16
+        ids = IDS[:height, :width]
+        for values in (PHOTO[:height, :width], ids, ids > 9):
+            image = Image.fromarray(values)
+            image.getexif()[0x0112] = orientation
+            upright = ImageOps.exif_transpose(image)
+            data = tiff(
+                values,
+                photometric="rgb" if values.ndim == 3 else "minisblack",
+                extratags=[(274, "H", 1, orientation, True)],
+                tile=tile,
+                compression="zlib",
+            )
+            np.testing.assert_array_equal(ImageDecoder()(data), np.asarray(upright.convert("RGB")))
+            if values.ndim == 2:
+                np.testing.assert_array_equal(Mask()(data), np.asarray(upright))
+                crop = ResizeCenterCrop(20, resize=30).draw_geometry(*np.asarray(upright).shape)
+                expected = Mask()(encode(Image.fromarray(np.asarray(upright).astype(np.uint8)), "PNG"), crop)
+                np.testing.assert_array_equal(Mask()(data, crop), expected)
+
+
+@pytest.mark.parametrize("orientation", [0, 9, 65_535])
+def test_an_orientation_that_does_not_exist_is_ignored(orientation: int) -> None:
+    data = tiff(PHOTO, photometric="rgb", extratags=[(274, "H", 1, orientation, True)])
+    np.testing.assert_array_equal(ImageDecoder()(data), PHOTO)
 
 
 @pytest.mark.parametrize("shape", [(49, 67, 3), (49, 67)])

@@ -61,11 +61,12 @@ def test_broken_objects_in_a_file_are_a_finding_with_its_path(tmp_path: Path, te
 
 
 def test_objects_are_checked_even_if_the_first_images_have_none(tmp_path: Path) -> None:
-    assert [sample_id for sample_id, _ in found(tmp_path, *[""] * 9, "0 50 50 20 20")] == [9]
+    for none in ("", "null"):
+        assert [sample_id for sample_id, _ in found(tmp_path, *[none] * 9, "0 50 50 20 20")] == [9]
 
 
 def test_what_the_indexes_of_other_programs_may_mean_is_not_judged(tmp_path: Path) -> None:
-    assert found(tmp_path, GOOD, "0 0.5 0.5 0.1 0.1", "", '{"format":"xywh","boxes":[],"labels":[]}') == []
+    assert found(tmp_path, GOOD, "0 0.5 0.5 0.1 0.1", "", "null", '{"format":"xywh","boxes":[],"labels":[]}') == []
     for other in (
         "[1, 2, 3, 4]",
         '{"bbox":[[5,5,-1,-1]]}',

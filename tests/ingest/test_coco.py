@@ -3,6 +3,7 @@
 import json
 import tracemalloc
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from mpload import Boxes, build_index, open_index
 from mpload.errors import ArgumentError, DecodeError, MploadError, MploadWarning
 from mpload.ingest.coco import open_coco
+from mpload.ingest.coco_runs import box_of_runs, compressed, decompressed
 from mpload.ingest.json_stream import read_members
 from mpload.ingest.sorting import sorted_strings
 from tests.support.ingested import JPEG, cells, columns_of, make_files, read_span
@@ -103,13 +105,43 @@ def test_boxes_are_read_in_no_other_format_than_theirs(tmp_path: Path) -> None:
         Boxes()(str(record["boxes"]))
 
 
-def test_objects_without_a_box_have_that_of_their_polygons_or_are_left_out_with_a_warning(tmp_path: Path) -> None:
+def test_objects_without_a_box_have_that_of_their_segmentation_or_are_left_out_with_a_warning(tmp_path: Path) -> None:
     alone = [{name: value for name, value in each.items() if name != "bbox"} for each in DOCUMENT["annotations"]]
-    with pytest.warns(MploadWarning, match=r"2 objects without a 'bbox' or polygons, such as annotation 2 of image 9"):
+    with pytest.warns(
+        MploadWarning, match=r"1 objects without a 'bbox' or a segmentation, such as annotation 2 of image 9"
+    ):
         out = build_index(write(tmp_path, changed(annotations=alone)), tmp_path / "x.txt")
     objects = [json.loads(str(record["boxes"])) for record in open_index(out)]
-    assert [each["boxes"] for each in objects] == [[], [[1, 2, 3.5, 4]], []]
-    assert [each["labels"] for each in objects] == [[], [1], []]
+    assert [each["boxes"] for each in objects] == [[], [[1, 2, 3.5, 4], [0, 0, 5, 4]], []]
+    assert [each["labels"] for each in objects] == [[], [1, 0], []]
+
+
+@pytest.mark.parametrize(("crowd", "number"), [(None, 0), (0, 0), (1, 1), (False, 0), (True, 1)])
+def test_iscrowd_is_a_number_or_a_truth_value(tmp_path: Path, crowd: Any, number: int) -> None:
+    annotation = {**DOCUMENT["annotations"][1], "iscrowd": crowd}
+    out = build_index(write(tmp_path, changed(annotations=[annotation])), tmp_path / "x.txt")
+    assert json.loads(str(open_index(out)[0]["boxes"]))["iscrowd"] == [number]
+
+
+_MASKS = st.tuples(st.integers(1, 9), st.integers(1, 9)).flatmap(
+    lambda size: st.lists(
+        st.lists(st.booleans(), min_size=size[0], max_size=size[0]), min_size=size[1], max_size=size[1]
+    )
+)
+
+
+@given(_MASKS)
+def test_run_lengths_have_the_box_of_their_pixels(columns: list[list[bool]]) -> None:
+    counts = [0]
+    for is_inside in chain(*columns):
+        if is_inside != (len(counts) % 2 == 0):
+            counts.append(0)
+        counts[-1] += 1
+    assert decompressed(compressed(counts)) == counts
+    across = [x for x, column in enumerate(columns) if any(column)]
+    down = [y for y, row in enumerate(zip(*columns, strict=True)) if any(row)]
+    box = [across[0], down[0], across[-1] - across[0] + 1, down[-1] - down[0] + 1] if across else None
+    assert box_of_runs(len(columns[0]), counts) == box
 
 
 def test_captions_and_keypoints_are_kept(tmp_path: Path) -> None:
@@ -215,12 +247,18 @@ def test_contradictions_are_errors_that_say_what(tmp_path: Path, members: dict[s
         ({"bbox": [1, 2, 3, True]}, "'bbox' must be four numbers"),
         ({"bbox": [1, 2, 3, -4]}, r"'bbox' is x, y, width and height, but has a negative .*: \[1, 2, 3, -4\]"),
         ({"category_id": "cat"}, "'category_id' must be an integer"),
+        ({"iscrowd": "0"}, "'iscrowd' must be 0 or 1, got '0'"),
+        ({"iscrowd": 2}, "'iscrowd' must be 0 or 1, got 2"),
+        ({"iscrowd": [1]}, "'iscrowd' must be 0 or 1, got"),
         ({"area": "big"}, "'area' must be a number"),
         ({"caption": 3}, "'caption' must be a text"),
         ({"keypoints": [1, 2]}, "'keypoints' must be x, y and visibility"),
         ({"segmentation": [[1, 2, 3]]}, "'segmentation' must be polygons"),
         ({"segmentation": {"counts": [1]}}, "or an encoding with a size"),
         ({"segmentation": {"size": [4, 5], "counts": [1, 2]}}, "must sum to 4 x 5"),
+        ({"bbox": None, "segmentation": {"size": [4, 5], "counts": "12"}}, "must sum to 4 x 5, got 3"),
+        ({"bbox": None, "segmentation": {"size": [4, 5], "counts": "1~"}}, "are damaged: the text has the letter '~'"),
+        ({"bbox": None, "segmentation": {"size": [4, 5], "counts": "1P"}}, "are damaged: the text breaks off"),
     ],
 )
 def test_an_annotation_of_a_wrong_form_is_named(tmp_path: Path, members: dict[str, Any], message: str) -> None:

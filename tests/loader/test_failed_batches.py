@@ -184,3 +184,17 @@ def test_each_substitute_has_as_much_time_as_a_sample(tmp_path: Path) -> None:
         assert len(list(loader)) == 3
     report = (tmp_path / "report").read_text().splitlines()
     assert [json.loads(line)["cause"] for line in report] == ["ValueError: not yet"] * 6
+
+
+def hangs(data: bytes) -> Any:
+    time.sleep(1000)
+    return number_in(data)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("starts_fresh", [False, True])
+def test_the_first_samples_are_made_within_the_limits_of_the_loader(tmp_path: Path, *, starts_fresh: bool) -> None:
+    made = MPDataset(numbers_index(tmp_path, 1), decode=hangs, batch_size=1, tail="ragged")
+    options = PoolOptions(sample_timeout_seconds=0.5, starts_fresh=starts_fresh)
+    with pytest.raises(SampleError, match=r"stuck for more than 0\.5 s"):
+        MPLoader(made, num_workers=1, options=options)

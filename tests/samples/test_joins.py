@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays_of
 
 from mpload import Flat, Pad
+from mpload.errors import ArgumentError
 from mpload.loader.collate import join_in_workers
 from mpload.transport.ring import SlotRing
 from mpload.transport.slots import RaggedField, SlotLayout
@@ -55,6 +56,28 @@ def test_workers_join_end_to_end_as_the_training_process_does(values: list[Any],
         return
     np.testing.assert_array_equal(found[0], expected)
     np.testing.assert_array_equal(found[1], expected_offsets)
+
+
+@given(st.lists(numbers, min_size=1, max_size=5))
+def test_arrays_without_rows_fit_to_any_others_with_rows(values: list[Any]) -> None:
+    widths = {value.shape[1] for value in values if len(value)}
+    if len(widths) != 1:  # none has rows, or those with rows differ
+        return
+    found, offsets = joined(Flat(), values, list(range(len(values))))
+    expected = np.concatenate([value for value in values if len(value)])
+    lengths = [len(value) for value in values]
+    for made, ends in ((found, offsets), Flat().joined(values, key="x")):
+        np.testing.assert_array_equal(made, expected)
+        assert made.dtype == np.float32
+        np.testing.assert_array_equal(ends, np.cumsum([0, *lengths]))
+
+
+@pytest.mark.parametrize("shapes", [[(1, 2), (0, 3), (1, 3)], [(0, 2), (0, 3)]])
+def test_arrays_that_differ_in_another_axis_are_not_joined(shapes: list[tuple[int, int]]) -> None:
+    values = [np.zeros(shape, np.float32) for shape in shapes]
+    assert joined(Flat(), values, list(range(len(values)))) is None
+    with pytest.raises(ArgumentError, match=rf"x differs in others too: it is \[{shapes[0][0]}, 2\] and .*, 3\]"):
+        Flat().joined(values, key="x")
 
 
 def test_what_cannot_be_joined_is_left_to_the_training_process() -> None:

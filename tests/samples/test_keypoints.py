@@ -1,5 +1,6 @@
 """Keypoints follow the geometry of their image, and those that are no longer visible are marked."""
 
+import itertools
 import json
 from fractions import Fraction
 from typing import Any
@@ -76,8 +77,8 @@ def test_indexes_of_pixels_become_their_centres() -> None:
 
 
 def test_without_points_the_array_is_empty() -> None:
-    for text in ("[]", '{"points": []}'):
-        made = Keypoints(flip_pairs=())(text, CROP)
+    for text, pairs in itertools.product(("[]", '{"points": []}'), ((), ((0, 1),))):
+        made = Keypoints(flip_pairs=pairs)(text, CROP)
         assert made.shape == (0, 3)
         assert made.dtype == np.float32
 

@@ -123,6 +123,34 @@ def test_points_of_objects_that_albumentations_drops_become_invisible() -> None:
     assert objects["keypoints"].tolist() == [[[0, 0, 0], [10, 10, 2]], [[0, 0, 0], [50, 25, 2]]]
 
 
+@pytest.mark.parametrize("fill", [0, 1, 255, -100])
+@pytest.mark.parametrize("holes", [False, True])
+def test_masks_of_objects_are_0_where_albumentations_fills_masks(fill: int, holes: bool) -> None:
+    if holes:
+        transform = A.CoarseDropout(num_holes_range=(9, 9), fill=7, fill_mask=fill, p=1)
+    else:
+        transform = A.PadIfNeeded(100, 100, border_mode=cv2.BORDER_CONSTANT, fill=7, fill_mask=fill)
+    given_sample = with_parts()
+    given_sample["image"][given_sample["image"] == 0] = 1  # the fill is 7
+    made = transformed(transform, given_sample)
+    is_filled = made["image"][..., 0] == 7
+    assert is_filled.any()
+    np.testing.assert_array_equal(made["mask"][is_filled], fill)
+    assert made["objects"]["masks"].dtype == np.uint8
+    for number, mask in enumerate(made["objects"]["masks"]):
+        np.testing.assert_array_equal(mask, made["image"][..., 0] == 200 + number)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "fill", "message"),
+    [("uint8", -100, "-100, but masks of uint8 hold 0 to 255"), ("bool", 255, "255, but masks of bool hold 0 to 1")],
+)
+def test_a_fill_value_that_does_not_fit_a_mask_is_an_error(dtype: str, fill: int, message: str) -> None:
+    transform = A.PadIfNeeded(100, 100, border_mode=cv2.BORDER_CONSTANT, fill_mask=fill)
+    with pytest.raises(ArgumentError, match=f"the transform gives the mask 'mask' the value {message}"):
+        transformed(transform, sample(mask=np.zeros((HEIGHT, WIDTH), dtype)))
+
+
 boxes_inside = st.lists(
     st.tuples(st.integers(0, 60), st.integers(0, 40), st.integers(2, 19), st.integers(2, 19)).map(
         lambda box: (box[0], box[1], box[0] + box[2], box[1] + box[3])

@@ -1,6 +1,7 @@
 """No secret of a URL (a password, a token, a signature) appears in an error, a warning, a log or a report."""
 
 import logging
+import socket
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
@@ -15,6 +16,7 @@ from mpload import MPDataset, RawBytes, Topology, build_index, merge_indexes, op
 from mpload.errors import MploadError
 from mpload.storage.ranges import ByteRange
 from mpload.storage.remote import RemoteObjects, RemoteStorage
+from tests.support.raw_server import head, raw_server
 
 SECRET = "Zq7x9secretZq7x9"
 LIMITS = RemoteStorage(request_timeout_seconds=0.02, retry_seconds=0.04)
@@ -105,3 +107,19 @@ def test_no_secret_of_a_url_is_shown(
         shown += path.read_text().splitlines()
         path.unlink()
     assert not [text for text in shown if SECRET in text]
+
+
+@pytest.mark.processes
+def test_the_signature_of_a_redirect_is_in_no_log(caplog: pytest.LogCaptureFixture) -> None:
+    def answer(connection: socket.socket, path: str) -> bool:
+        if "?" in path:
+            connection.sendall(head("200 OK", length=2) + b"ok")
+        else:
+            connection.sendall(head("302 Found", f"Location: {path}?X-Amz-Signature={SECRET}", length=0))
+        return True
+
+    with raw_server(answer) as url, caplog.at_level(logging.DEBUG):
+        objects = RemoteObjects(url, limits=RemoteStorage(request_timeout_seconds=5.0, retry_seconds=10.0))
+        assert objects.read([ByteRange("a.bin"), ByteRange("b.bin")]) == [b"ok", b"ok"]
+    assert "GET /b.bin HTTP/1.1" in caplog.text
+    assert SECRET not in caplog.text

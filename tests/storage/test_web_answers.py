@@ -1,14 +1,17 @@
 """Answers that no web server should give: each is read rightly or named, and none is taken for another's."""
 
+import gzip
 import re
 import socket
+import struct
+import time
 from collections.abc import Sequence
 
 import pytest
 
 from mpload import RemoteStorage
 from mpload.errors import MploadError, OutsideRootError, StorageError
-from mpload.storage.ranges import ByteRange
+from mpload.storage.ranges import ByteRange, Span
 from mpload.storage.remote import RemoteObjects
 from tests.support.raw_server import Answer, head, raw_server
 
@@ -138,3 +141,74 @@ def test_an_ipv6_address_is_read() -> None:
 
     with raw_server(answer, host="::1") as url:
         assert RemoteObjects(url, limits=LIMITS).read([ByteRange("x")]) == [b"ok"]
+
+
+def test_a_span_that_comes_with_more_bytes_than_were_requested_is_refused() -> None:
+    """Nobody knows which of them were requested: some servers send the whole object with the header of a part."""
+
+    def answer(connection: socket.socket, path: str) -> bool:
+        size = [] if "chunked" in path else ["Content-Length: 10"]
+        lines = ["Content-Range: bytes 4-6/10", *size, *(["Transfer-Encoding: chunked"] if not size else [])]
+        body = b"0123456789" if size else b"a\r\n0123456789\r\n0\r\n\r\n"
+        connection.sendall(head("206 Partial Content", *lines) + body)
+        return True
+
+    with raw_server(answer) as url:
+        for name in ("a.bin", "chunked.bin"):
+            with pytest.raises(StorageError, match=r"wrong range: 3 bytes were requested, and (10|4) were sent"):
+                RemoteObjects(url, limits=LIMITS).read([Span(name, 4, 3)])
+
+
+def test_an_answer_in_a_coding_that_is_not_read_is_refused() -> None:
+    coded = head("200 OK", "Transfer-Encoding: gzip, chunked") + b"3\r\nabc\r\n0\r\n\r\n"
+    assert "uses a Transfer-Encoding that nobody asked for" in str(error_of(always(coded)))
+
+
+@pytest.mark.parametrize("padding", [b"", bytes(7)])
+def test_gzip_may_have_several_members(padding: bytes) -> None:
+    body = gzip.compress(b"first, ") + gzip.compress(b"") + gzip.compress(b"second") + padding
+    with raw_server(always(head("200 OK", "Content-Encoding: gzip", length=len(body)) + body)) as url:
+        assert RemoteObjects(url, limits=LIMITS).read([ByteRange("x.txt")]) == [b"first, second"]
+    many = gzip.compress(bytes(600)) * 2
+    answer = always(head("200 OK", "Content-Encoding: gzip", length=len(many)) + many)
+    assert "exceed max_bytes=1,000" in str(error_of(answer))
+
+
+def test_a_redirect_in_utf_8_is_followed() -> None:
+    def answer(connection: socket.socket, path: str) -> bool:
+        if path == "/caf%C3%A9%20x":
+            connection.sendall(head("200 OK", length=2) + b"ok")
+        else:
+            connection.sendall(head("302 Found", "Location: /caf\u00c3\u00a9%20x", length=0))
+        return True
+
+    with raw_server(answer) as url:
+        assert RemoteObjects(url, limits=LIMITS).read([ByteRange("x.bin")]) == [b"ok"]
+
+
+@pytest.mark.parametrize("how", ["closes", "resets"])
+def test_a_connection_that_is_closed_when_it_is_used_again_costs_no_attempt(how: str) -> None:
+    """Servers close connections whenever they like, also while the next request is on its way."""
+    used = set[int]()
+    num_requests = 0
+
+    def answer(connection: socket.socket, path: str) -> bool:
+        nonlocal num_requests
+        num_requests += 1
+        if id(connection) in used:
+            if how == "resets":
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            return False
+        used.add(id(connection))
+        held.append(connection)
+        connection.sendall(head("200 OK", length=len(path)) + path.encode())
+        return True
+
+    held = list[socket.socket]()  # so that no two have the same id
+    names = [f"{number}.bin" for number in range(20)]
+    with raw_server(answer) as url:
+        started = time.monotonic()
+        found = RemoteObjects(url, limits=LIMITS).read([ByteRange(name) for name in names])
+        assert time.monotonic() - started < LIMITS.retry_seconds, "no wait between attempts"
+    assert found == [f"/{name}".encode() for name in names]
+    assert num_requests == 2 * len(names) - 1

@@ -270,7 +270,8 @@ class OtherCaches:
         """
         from urllib3.exceptions import HTTPError  # noqa: PLC0415
 
-        from mpload.storage.connections import Until, failure_of  # noqa: PLC0415
+        from mpload.storage.connections import Until  # noqa: PLC0415
+        from mpload.storage.web_failures import failure_of  # noqa: PLC0415
 
         path = f"{CACHED_PATH}/{self._key:016x}/{item.sample_id}/{item.part}"
         step = "answer"
@@ -297,7 +298,7 @@ class OtherCaches:
             return None, False
         if status != HTTPStatus.OK:
             raise RequestFailure(f"status {status}", _ADVICE.get(status, ""))
-        from mpload.storage.connections import CUT_SHORT  # noqa: PLC0415
+        from mpload.storage.web_failures import CUT_SHORT  # noqa: PLC0415
 
         head = read_head(response.read(HEAD_BYTES), key=self._key)
         if head is None or (head.sample_id, head.stamp) != (item.sample_id, item.part):
