@@ -105,17 +105,18 @@ class Flat:
             num_samples, length = arrays.shape[:2]
             offsets = np.arange(num_samples + 1, dtype=np.int64) * length
             return arrays.reshape(num_samples * length, *arrays.shape[2:]), offsets
-        shape = flat_shape(np.array([array.shape for array in arrays]))
+        shapes = [array.shape for array in arrays]
+        has_one_form = len({len(shape) for shape in shapes}) == 1
+        shape = flat_shape(np.array(shapes)) if has_one_form else None
         if shape is None:
-            first, *others = [array.shape for array in arrays if len(array)] or [array.shape for array in arrays]
+            compared = [each for each in shapes if each[0]] if has_one_form else shapes
+            first, *others = compared or shapes
             other = next(each for each in others if each[1:] != first[1:])
             raise ArgumentError(
                 f"collate: Flat() joins arrays along their first axis, but {key} differs in others too: it is "
                 f"{list(first)} and {list(other)}. Use Pad() for its key: collate={{key: Pad(0), ...}}"
             )
-        joined = np.empty(shape, arrays[0].dtype)
-        join_flat(arrays, joined)
-        return joined, offsets_of(np.array([len(array) for array in arrays]))
+        return join_flat(arrays, shape), offsets_of(np.array([len(array) for array in arrays]))
 
 
 Collate = Pad | Flat | Mapping[str, Pad | Flat] | Callable[..., Any]

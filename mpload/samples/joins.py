@@ -49,7 +49,7 @@ class Join:
         if self.fill is not None:
             pad_into(out, values, self.fill)
         else:
-            join_flat(values, out)
+            join_flat(values, shape, out)
 
     def read(self, arrays: Mapping[str, Any], kept: NDArray[np.int64] | None) -> JoinedColumn | None:
         """Return what `write` has joined; None if it declined, or nothing is in the joined array."""
@@ -92,9 +92,9 @@ def flat_shape(shapes: NDArray[np.int64]) -> tuple[int, ...] | None:
     return (int(shapes[:, 0].sum()), *compared[0, 1:].tolist())
 
 
-def join_flat(arrays: Sequence[NDArray[Any]], out: NDArray[Any]) -> None:
-    """Write arrays end to end into `out`, which has their `flat_shape`."""
-    np.concatenate([array.reshape(len(array), *out.shape[1:]) for array in arrays], out=out)
+def join_flat(arrays: Sequence[NDArray[Any]], shape: tuple[int, ...], out: NDArray[Any] | None = None) -> NDArray[Any]:
+    """Return arrays end to end, in `out` if it is given. `shape` is their `flat_shape`."""
+    return np.concatenate([array.reshape(len(array), *shape[1:]) for array in arrays], out=out)
 
 
 def offsets_of(lengths: NDArray[np.int64]) -> NDArray[np.int64]:

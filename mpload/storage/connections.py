@@ -198,10 +198,12 @@ class _Connection(HTTPConnection):
     """What a connection waits for while it is made."""
     _request: tuple[str, str, dict[str, Any], float] | None = None  # the latest, and the time limit for connecting
     _is_used_again = False
+    _is_tunnel = False
     _used_at = 0.0
 
     def connect(self) -> None:
         self._deadline = time.monotonic() + cast("float", self.timeout)
+        self._is_used_again = False
         try:
             super().connect()
         except TimeoutError:
@@ -217,30 +219,32 @@ class _Connection(HTTPConnection):
     def request(self, method: str, url: str, **options: Any) -> None:  # type: ignore[override]
         """Send a request."""
         self._request = method, url, options, cast("float", self.timeout)
+        self._is_tunnel = self._tunnel_host is not None  # which is forgotten when the connection is closed
+        until = time.monotonic() + cast("float", self.timeout)
         try:
             super().request(method, url, **options)
         except ConnectionError:
-            self._request_anew()
+            self._request_anew(until)
 
     def getresponse(self) -> urllib3.HTTPResponse:  # type: ignore[override]
         """Return the answer. If the server has closed a connection meanwhile, the request is made over another one."""
+        until = time.monotonic() + cast("float", self.timeout)
         try:
             response = super().getresponse()
         except ConnectionError:
-            self._request_anew()
+            self._request_anew(until)
             response = super().getresponse()
         self._is_used_again, self._used_at = True, time.monotonic()
         return response
 
-    def _request_anew(self) -> None:
+    def _request_anew(self, until: float) -> None:
         """Repeat the request over a new connection, or raise the current error if this one was new, or a tunnel."""
-        if not self._is_used_again or self._request is None or self._tunnel_host is not None:
+        left_seconds = until - time.monotonic()
+        if not self._is_used_again or self._request is None or self._is_tunnel or left_seconds <= 0:
             raise  # noqa: PLE0704  the error that the caller handles
         method, url, options, connect_seconds = self._request
-        until = time.monotonic() + cast("float", self.timeout)
         self.close()
-        self._is_used_again = False
-        self.timeout = min(connect_seconds, cast("float", self.timeout))
+        self.timeout = min(connect_seconds, left_seconds)
         self.connect()
         super().request(method, url, **options)
         self.timeout = max(_LEAST_SECONDS, until - time.monotonic())

@@ -9,12 +9,13 @@ changed in place is the same one: all workers read the same bytes. If it has shr
 bad ones. A copy that differs in nothing but the inode, which some file systems number anew, is the same one, too.
 
 A shard at a URL is not kept open, so each answer of its server is compared with the first one. The shard counts as
-replaced if its ETag differs, and its size or its time too: each server behind a load balancer may have its own ETags.
+replaced if its size differs, or both its ETag and its time: each server behind a load balancer may have its own ETags.
+What one of the two answers does not say is not compared.
 """
 
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from mmap import mmap
 
 from mpload.errors import IndexChangedError
@@ -26,6 +27,8 @@ _ROW = struct.Struct("<5q")  # of the path, inode, size, modification time, of a
 _LEVELS = (1 << 8, 1 << 12, 1 << 16, 1 << 18)
 """The number of rows in each part of the table. The first are small, so that few shards take few pages of memory."""
 _NUM_TRIES = 4
+_NOTHING, _UNKNOWN_SIZE = hash(""), -1
+_Facts = tuple[int, int, int]
 
 
 class FirstSeen:
@@ -48,7 +51,7 @@ class FirstSeen:
         Raises:
             IndexChangedError: it is another one.
         """
-        if not self._is_same(path, (facts.st_ino, facts.st_size, facts.st_mtime_ns)):
+        if not self._is_same(path, (facts.st_ino, facts.st_size, facts.st_mtime_ns), _are_same_file):
             raise _changed(path, "some workers would read the old file and others the new one")
 
     def check_object(self, url: str, *, etag: str, modified: str, num_bytes: int) -> None:
@@ -63,21 +66,23 @@ class FirstSeen:
         Raises:
             IndexChangedError: it is another one.
         """
-        version, time = etag or f"{modified} {num_bytes}", modified or etag
-        if not self._is_same(url, (hash(version), num_bytes, hash(time))):
+        etag = etag.removeprefix("W/")
+        if not self._is_same(url, (hash(etag), num_bytes, hash(modified)), _are_same_object):
             raise _changed(url, "samples would be read from two versions of it")
 
-    def _is_same(self, path: str, now: tuple[int, int, int]) -> bool:
+    def _is_same(self, path: str, now: _Facts, are_same: Callable[[_Facts, _Facts], bool]) -> bool:
         """Note what is at a path, or return whether it is the same as before."""
+        now = _signed(now[0]), _signed(now[1]), _signed(now[2])
         key = hash(path) or 1
         for offset in _offsets_of(key):
-            found, *before, check = _ROW.unpack_from(self._map, offset)
+            found, first, second, third, check = _ROW.unpack_from(self._map, offset)
+            before = first, second, third
             if found and check != hash((found, *before)):
                 continue
             if found == key:
-                return _are_same(before, now)
+                return are_same(before, now)
             if not found:
-                row = key, *map(_signed, now)
+                row = key, *now
                 _ROW.pack_into(self._map, offset, *row, hash(row))
                 return True
         return True
@@ -99,9 +104,19 @@ def _offsets_of(key: int) -> Iterator[int]:
         first += num_rows
 
 
-def _are_same(before: list[int], now: tuple[int, int, int]) -> bool:
-    (inode, *rest), (inode_now, *rest_now) = before, map(_signed, now)
-    return inode == inode_now or rest == rest_now
+def _are_same_file(before: _Facts, now: _Facts) -> bool:
+    """Compare inodes, or sizes and times."""
+    return before[0] == now[0] or before[1:] == now[1:]
+
+
+def _are_same_object(before: _Facts, now: _Facts) -> bool:
+    """Compare ETags, sizes and times, as far as both are known. Sizes of -1, and hashes of nothing, are not."""
+    (etag, size, time), (etag_now, size_now, time_now) = before, now
+    if size != size_now and _UNKNOWN_SIZE not in {size, size_now}:
+        return False
+    are_known = [_NOTHING not in {etag, etag_now}, _NOTHING not in {time, time_now}]
+    are_equal = [etag == etag_now, time == time_now]
+    return not any(are_known) or any(known and equal for known, equal in zip(are_known, are_equal, strict=True))
 
 
 def _signed(number: int) -> int:

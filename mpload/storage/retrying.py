@@ -6,7 +6,6 @@ import random
 import time
 from collections.abc import Callable, Iterable
 from functools import partial
-from math import inf
 from typing import NoReturn, Protocol, TypeVar
 
 from mpload.errors import OutageError, StorageError
@@ -48,7 +47,7 @@ class RetryingClient:
     If a request fails, the server may be down, or only this object may be bad. It is the object if the server answers
     other requests. If no other thread makes one, this client makes one itself: it repeats an earlier read that
     succeeded, since a server that only drips can still send a few bytes. Before any has succeeded, it makes one of the
-    `examples`. A server that asks to be left alone for longer than reads may take is asked for one other object, too.
+    `examples`.
 
     Args:
         client: makes the requests.
@@ -133,7 +132,7 @@ class RetryingClient:
                     raise StorageError(f"{failure} (no longer wanted)") from None
                 now = time.monotonic()
                 attempts.failed(failure, now=now, seconds=now - began, limit_seconds=limit_seconds)
-                self._note(failure, began=began, max_wait_seconds=self._limits.retry_seconds)
+                self._note(failure, began=began)
             else:
                 self._answered()
                 if what[1] != _FACTS:
@@ -148,12 +147,12 @@ class RetryingClient:
             self._notice(attempts, wait_seconds=wait_seconds)
             time.sleep(wait_seconds)
 
-    def _note(self, failure: RequestFailure, *, began: float, max_wait_seconds: float = inf) -> None:
+    def _note(self, failure: RequestFailure, *, began: float) -> None:
         now = time.monotonic()
         if failure.is_answer:
             self._answered()
         else:
-            self._server.failed(failure, began=began, now=now, max_wait_seconds=max_wait_seconds)
+            self._server.failed(failure, began=began, now=now)
 
     def _answered(self) -> None:
         server, now = self._server, time.monotonic()

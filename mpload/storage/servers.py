@@ -80,15 +80,12 @@ class Server:
         others = [each for each in self.good if each[:2] != what]
         self.good = (*what, seconds), *others[:1]
 
-    def failed(self, failure: RequestFailure, *, began: float, now: float, max_wait_seconds: float = inf) -> None:
-        """Note that a request failed, though it may succeed later, and that no requests are to be made for some time.
-
-        A longer time than `max_wait_seconds` is not noted: it may be meant for one object only.
-        """
+    def failed(self, failure: RequestFailure, *, began: float, now: float) -> None:
+        """Note that a request failed, though it may succeed later."""
         if not self.is_failing:
             self.failing_since = max(began, self.answered_at)
         self.failed_at = now
-        if failure.wait_seconds is not None and failure.wait_seconds <= max_wait_seconds:
+        if failure.wait_seconds is not None:
             self.resumes_at = max(self.resumes_at, now + failure.wait_seconds)
 
     @property
@@ -160,8 +157,6 @@ class Attempts:
         """Return how long to wait before the next attempt; None if there is none."""
         assert self.last is not None
         if not self.last.is_temporary or (self.num_blames >= _MAX_BLAMES and not self.last.is_overload):
-            return None
-        if self.num_blames and (self.last.wait_seconds or 0.0) > self.limits.retry_seconds:
             return None
         left = self.deadline - now - self.limits.request_seconds * _LEAST_SHARE
         if left <= 0:

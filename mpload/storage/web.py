@@ -4,6 +4,7 @@ obstore, which reads buckets, hides the headers of failed answers, such as Retry
 without a Content-Length nor from servers that ignore ranges.
 """
 
+import gzip
 import re
 import time
 import zlib
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from http import HTTPStatus
+from io import BytesIO
 from urllib.parse import SplitResult, quote, urljoin, urlsplit
 
 from urllib3 import BaseHTTPResponse, HTTPHeaderDict
@@ -96,6 +98,8 @@ class WebClient:
         if span is not None:
             headers = body.headers
             etag, modified = headers.get("etag", ""), headers.get("last-modified", "")
+            if modified == headers.get("date"):  # the time of the answer
+                modified = ""
             size = _size_of(headers)
             self._seen(f"{url}/{key}", etag=etag, modified=modified, num_bytes=-1 if size is None else size)
         return body.data
@@ -186,24 +190,22 @@ class WebClient:
             (".gz", ".tgz")
         ):
             data = self._unzipped(data)
-            return _Body(data=data, has_end=True, headers=response.headers)  # gzip has a checksum at its end
+            return _Body(data=data, has_end=has_end, headers=response.headers)
         if not path.endswith((".gz", ".tgz")):
             _refuse_encoding(response)
         return _Body(data=data, has_end=has_end, headers=response.headers)
 
     def _unzipped(self, data: bytes) -> bytes:
-        plain, rest = b"", data
-        while rest:  # there may be several members, one after the other
-            unzip = zlib.decompressobj(wbits=31)
-            limit = 0 if self._max_bytes is None else self._max_bytes + 1 - len(plain)
-            try:
-                plain += unzip.decompress(rest, limit)
-            except zlib.error:
-                raise RequestFailure("answer is damaged", ": it is not the gzip that its header says") from None
-            self._check_size(len(plain))
-            if not unzip.eof:
-                raise RequestFailure("answer cut short", ": its gzip has no end")
-            rest = unzip.unused_data.lstrip(b"\0")  # which may pad it
+        if not data:
+            raise RequestFailure("answer cut short", ": its gzip is empty")
+        try:
+            with gzip.GzipFile(fileobj=BytesIO(data)) as file:  # there may be several members, one after the other
+                plain = file.read(-1 if self._max_bytes is None else self._max_bytes + 1)
+        except EOFError:
+            raise RequestFailure("answer cut short", ": its gzip has no end") from None
+        except (OSError, zlib.error):
+            raise RequestFailure("answer is damaged", ": it is not the gzip that its header says") from None
+        self._check_size(len(plain))
         return plain
 
     def _check_size(self, num_bytes: int) -> None:
@@ -263,7 +265,7 @@ def _part(response: BaseHTTPResponse, span: tuple[int, int]) -> _Body:
     data = response.read(num_bytes)
     if len(data) < num_bytes:
         raise RequestFailure(*CUT_SHORT)
-    if coming is None and response.read(1):
+    if response.chunked and response.read(1):
         raise too_long(num_bytes + 1, num_bytes)
     return _Body(data=data, has_end=True, headers=response.headers)
 
@@ -299,7 +301,8 @@ def _refuse_encoding(response: BaseHTTPResponse) -> None:
 
 def _refuse_coding(response: BaseHTTPResponse) -> None:
     """Raise if the bytes are coded on their way in another manner than as chunks."""
-    if response.headers.get("transfer-encoding", "").strip().lower() not in {"", "identity", "chunked"}:
+    codings = {each.strip().lower() for each in response.headers.get("transfer-encoding", "").split(",")}
+    if codings - {"", "identity", *(["chunked"] if response.chunked else [])}:
         raise RequestFailure(
             "answer is compressed",
             ": the server uses a Transfer-Encoding that nobody asked for. Turn it off",

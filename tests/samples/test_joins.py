@@ -87,3 +87,14 @@ def test_what_cannot_be_joined_is_left_to_the_training_process() -> None:
     assert join_in_workers(Pad(-1), counts, max_bytes=100) is None
     with pytest.raises(OverflowError):
         np.uint8(-1)
+
+
+def test_flat_promotes_dtypes_as_numpy_does() -> None:
+    joined, offsets = Flat().joined([np.array([0], np.int8), np.array([300], np.int64)], key="x")
+    assert joined.dtype == np.int64
+    assert (joined.tolist(), offsets.tolist()) == ([0, 300], [0, 1, 2])
+
+
+def test_flat_refuses_arrays_of_another_number_of_axes() -> None:
+    with pytest.raises(ArgumentError, match="differs in others too"):
+        Flat().joined([np.empty((0, 3)), np.zeros(2)], key="x")

@@ -118,8 +118,12 @@ def test_a_parquet_file_at_a_url_that_was_replaced_is_an_error(s3: S3, tmp_path:
         (("", "Mon", 5), ("", "Mon", 5), True),
         (("", "Mon", 5), ("", "Tue", 5), False),
         (("", "Mon", 5), ("", "Mon", 6), False),
+        (('"a"', "Mon", 5), ('"a"', "Mon", 6), False),
         (("", "", -1), ("", "", -1), True),
         (("", "", 5), ("", "", 6), False),
+        (('"a"', "", 5), ('W/"a"', "", 5), True),  # compressed on its way
+        (('"a"', "", 5), ("", "", 5), True),
+        (("", "Mon", 5), ('"a"', "", -1), True),
     ],
 )
 def test_an_object_is_another_one_if_its_etag_differs_and_its_size_or_time(

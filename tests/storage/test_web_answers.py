@@ -13,6 +13,8 @@ from mpload import RemoteStorage
 from mpload.errors import MploadError, OutsideRootError, StorageError
 from mpload.storage.ranges import ByteRange, Span
 from mpload.storage.remote import RemoteObjects
+from mpload.storage.request_failure import RequestFailure
+from mpload.storage.web import WebClient
 from tests.support.raw_server import Answer, head, raw_server
 
 pytestmark = pytest.mark.processes
@@ -169,6 +171,9 @@ def test_gzip_may_have_several_members(padding: bytes) -> None:
     body = gzip.compress(b"first, ") + gzip.compress(b"") + gzip.compress(b"second") + padding
     with raw_server(always(head("200 OK", "Content-Encoding: gzip", length=len(body)) + body)) as url:
         assert RemoteObjects(url, limits=LIMITS).read([ByteRange("x.txt")]) == [b"first, second"]
+    for rest in (b"", body[:10], body[:-12]):
+        cut = head("200 OK", "Content-Encoding: gzip", length=len(rest)) + rest
+        assert "answer cut short" in str(error_of(always(cut)))
     many = gzip.compress(bytes(600)) * 2
     answer = always(head("200 OK", "Content-Encoding: gzip", length=len(many)) + many)
     assert "exceed max_bytes=1,000" in str(error_of(answer))
@@ -212,3 +217,29 @@ def test_a_connection_that_is_closed_when_it_is_used_again_costs_no_attempt(how:
         assert time.monotonic() - started < LIMITS.retry_seconds, "no wait between attempts"
     assert found == [f"/{name}".encode() for name in names]
     assert num_requests == 2 * len(names) - 1
+
+
+def test_a_request_that_is_repeated_over_a_new_connection_keeps_its_limit() -> None:
+    """The server answers once, closes the connection after 0.8 s, and then does not answer any more."""
+    num_requests = 0
+
+    def answer(connection: socket.socket, path: str) -> bool:
+        nonlocal num_requests
+        num_requests += 1
+        if num_requests == 1:
+            connection.sendall(head("200 OK", length=2) + b"ok")
+        elif num_requests == 2:
+            time.sleep(0.8)
+            return False
+        else:
+            time.sleep(10.0)
+        return True
+
+    with raw_server(answer) as url:
+        client = WebClient(connect_seconds=1.0, max_bytes=None)
+        assert client.fetch(url, "a", None, limit_seconds=1.0) == b"ok"
+        started = time.monotonic()
+        with pytest.raises(RequestFailure, match="no answer in time"):
+            client.fetch(url, "b", None, limit_seconds=1.0)
+        assert time.monotonic() - started < 1.5
+    assert num_requests == 3

@@ -139,11 +139,6 @@ FAULTS = (
         message=r"503 Service Unavailable, and asks to wait for .* The server answers other requests",
         scale=4.0,  # good objects are not requested either while the server wants to be left alone
     ),
-    _bad(
-        "status 503 of an object, Retry-After: 3600",
-        "status 503 after 3600",
-        f"the server answered 503 Service Unavailable {_TRIED}",
-    ),
     _survived("short answer, once", "cut once"),
     _bad("short answer always", "cut", f"answer cut short: .* closed before the end of the answer {_TRIED}"),
     _survived("long answer", "long"),
