@@ -110,8 +110,8 @@ class Mask:
 def _warn_of_slow_masks() -> None:
     if native_module("images._masks") is None:
         warnings.warn(
-            "masks are decoded one at a time, as mpload was installed without its native decoder of PNG masks: that "
-            f"takes several times as long. {_HOW_TO_BUILD}",
+            "masks are decoded one at a time, which is slower, as mpload was installed without its native decoder of "
+            f"PNG masks. {_HOW_TO_BUILD}",
             MploadWarning,
             stacklevel=4,  # the line that constructs a decoder
         )

@@ -84,7 +84,7 @@ class Flat:
     """Join arrays that differ in length end to end, and note where each begins: a batch has `FlatValues` of them.
 
     Arrays are joined along their first axis. Images and masks are not joined. An array without rows, such as the
-    keypoints of an image without objects, [0, 0, 3], fits to those with rows, whatever its other axes are.
+    keypoints [0, 0, 3] of an image without objects, may differ from the others in its other axes.
     """
 
     def joined(

@@ -80,7 +80,7 @@ def pad_into(out: NDArray[Any], arrays: Sequence[NDArray[Any]], fill: NDArray[An
 def flat_shape(shapes: NDArray[np.int64]) -> tuple[int, ...] | None:
     """Return the shape [total, ...] of arrays end to end; None if they differ in another axis than the first.
 
-    An array without rows fits to all others, whatever its other axes are, if one of them has rows.
+    If any array has rows, those without rows may differ from it in the other axes.
 
     Args:
         shapes: The shapes of the arrays, int64 [n, num_dims].

@@ -62,7 +62,7 @@ class BucketClient:
     Args:
         connect_seconds: time limit for a connection to be made.
         max_bytes: size of the largest object that may be read; None means no limit.
-        seen: is told what an object is of which a span was read.
+        seen: called with the URL and the version of each shard that a span was read from.
 
     Memory: about 10 MB.
     Process: may be forked before the first read. Any thread may read.

@@ -110,7 +110,7 @@ def _are_same_file(before: _Facts, now: _Facts) -> bool:
 
 
 def _are_same_object(before: _Facts, now: _Facts) -> bool:
-    """Compare ETags, sizes and times, as far as both are known. Sizes of -1, and hashes of nothing, are not."""
+    """Compare sizes, ETags and times. A value that either answer lacks is not compared."""
     (etag, size, time), (etag_now, size_now, time_now) = before, now
     if size != size_now and _UNKNOWN_SIZE not in {size, size_now}:
         return False

@@ -17,7 +17,7 @@ class ObjectFacts:
 
 
 class Seen(Protocol):
-    """Is told what an object is, as `FirstSeen.check_object` is."""
+    """Called with the version of a shard at a URL. `FirstSeen.check_object` is one."""
 
     def __call__(self, url: str, *, etag: str, modified: str, num_bytes: int) -> None:
         """Note what an object is, or raise an error if it is another one than before."""

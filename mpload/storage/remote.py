@@ -95,8 +95,8 @@ class RemoteObjects:
         examples: returns a few ranges of which most should be readable. They help to tell an outage from a bad object.
         notices: is told about outages before they lead to errors.
 
-    An object of which spans are read must stay the same. Each process compares it with what it was at the first span,
-    or, after `share_files`, at the first span that any of the processes read.
+    A shard must not change while it is read. Each answer for a span is compared with the first one that this process
+    received or, after `share_files`, that any of the processes received.
 
     Memory: the bytes that `read` returns, and about 10 MB for the client of buckets.
     Process: may be pickled, and may be forked before the first read. Each process makes its own clients. Any thread may
@@ -146,7 +146,7 @@ class RemoteObjects:
 
         Raises:
             ArgumentError: obstore, which reads buckets, is not installed.
-            IndexChangedError: an object of which spans are read was replaced.
+            IndexChangedError: a shard was replaced.
             OutsideRootError: a URL leads outside the root.
             OutageError: a server does not answer.
             StorageError: bytes cannot be read.

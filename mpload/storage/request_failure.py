@@ -98,7 +98,7 @@ def proxy_failure(status: int, proxy: str) -> RequestFailure:
 
 
 def too_long(num_bytes: int, wanted: int) -> RequestFailure:
-    """Return the failure of a request for a span that was answered with more bytes: nobody knows which ones."""
+    """Return the failure of a request that got more bytes than it asked for. Which of them to use is unknown."""
     return RequestFailure(
         "wrong range",
         f": {format_count(wanted)} bytes were requested, and {format_count(num_bytes)} were sent",

@@ -11,6 +11,7 @@ import pytest
 
 from mpload import RemoteStorage
 from mpload.errors import MploadError, OutsideRootError, StorageError
+from mpload.storage import connections
 from mpload.storage.ranges import ByteRange, Span
 from mpload.storage.remote import RemoteObjects
 from mpload.storage.request_failure import RequestFailure
@@ -146,7 +147,7 @@ def test_an_ipv6_address_is_read() -> None:
 
 
 def test_a_span_that_comes_with_more_bytes_than_were_requested_is_refused() -> None:
-    """Nobody knows which of them were requested: some servers send the whole object with the header of a part."""
+    """Some servers send the whole object with the header of a part."""
 
     def answer(connection: socket.socket, path: str) -> bool:
         size = [] if "chunked" in path else ["Content-Length: 10"]
@@ -243,3 +244,21 @@ def test_a_request_that_is_repeated_over_a_new_connection_keeps_its_limit() -> N
             client.fetch(url, "b", None, limit_seconds=1.0)
         assert time.monotonic() - started < 1.5
     assert num_requests == 3
+
+
+def test_a_connection_that_was_idle_for_long_is_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = list[socket.socket]()
+
+    def answer(connection: socket.socket, path: str) -> bool:
+        if connection not in made:
+            made.append(connection)
+        connection.sendall(head("200 OK", length=2) + b"ok")
+        return True
+
+    with raw_server(answer) as url:
+        client = WebClient(connect_seconds=1.0, max_bytes=None)
+        for idle_seconds, num_made in ((60.0, 1), (0.0, 2)):
+            monkeypatch.setattr(connections, "_MAX_IDLE_SECONDS", idle_seconds)
+            for name in ("a", "b")[: 3 - num_made]:
+                assert client.fetch(url, name, None, limit_seconds=1.0) == b"ok"
+            assert len(made) == num_made
