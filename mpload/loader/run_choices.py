@@ -21,6 +21,7 @@ from mpload.plan.plan import Tail
 from mpload.samples.bucket_shapes import BucketShapes
 from mpload.samples.by_source import BySource
 from mpload.samples.cache.choice import CachedForm, PartialCache, open_cache
+from mpload.samples.cache.compact import warn_of_other_pixels
 from mpload.samples.mask_check import refuse_masks
 from mpload.samples.pipeline import Pipeline
 from mpload.samples.policy import ErrorPolicy
@@ -96,6 +97,8 @@ class RunChoices:
                     'cache: what="resized" keeps smaller images, which boxes and masks would no longer fit. Use '
                     'what="bytes" with a dict as decode'
                 )
+            if cache.what == CachedForm.RESIZED:
+                warn_of_other_pixels(decode)
             are_files = isinstance(self.storage, RemoteStorage | None)
             opened = open_cache(cache, index, read=pipeline.read, sources_are_files=are_files)
             pipeline = make_pipeline(cache=opened)

@@ -2,6 +2,7 @@
 
 import random
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,20 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from mpload import MPDataset, MPLoader, PartialCache, RandomResizedCrop, RawBytes, Shuffle, Topology, build_index
-from mpload.errors import ArgumentError
+from mpload import (
+    Letterbox,
+    MPDataset,
+    MPLoader,
+    PartialCache,
+    RandomCrop,
+    RandomResizedCrop,
+    RawBytes,
+    ResizeCenterCrop,
+    Shuffle,
+    Topology,
+    build_index,
+)
+from mpload.errors import ArgumentError, MploadWarning
 from mpload.samples.cache.choice import CachedForm
 from tests.support.batches import numbers_index, same
 from tests.support.caches import NUM_FILES, num_held, opened, overwrite, raw, read_epoch, segments, sources
@@ -151,3 +164,27 @@ def test_the_command_line_shows_verifies_and_clears(files: Path, tmp_path: Path)
 def test_wrong_values_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ArgumentError):
         PartialCache("cache", **wrong)
+
+
+@pytest.mark.parametrize(
+    ("decode", "message"),
+    [
+        (RandomResizedCrop(257), "RandomResizedCrop enlarges images to 257 pixels"),
+        (ResizeCenterCrop(256), "ResizeCenterCrop enlarges images to 293 pixels"),
+        (ResizeCenterCrop(224, resize=260), "enlarges images to 260 pixels"),
+        (Letterbox((640, 480)), "Letterbox enlarges images to 480 pixels"),
+        (RandomCrop(64), "RandomCrop makes patches of smaller images"),
+        (RandomResizedCrop((256, 400)), None),
+        (ResizeCenterCrop(224), None),
+        (RawBytes(), None),
+    ],
+)
+def test_decoders_for_which_smaller_images_are_too_small_are_told_so(
+    photos: Path, tmp_path: Path, decode: Any, message: str | None
+) -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        MPDataset(photos, decode=decode, cache=PartialCache(tmp_path, what="resized", fraction=0.5))
+    found = [str(each.message) for each in caught if issubclass(each.category, MploadWarning)]
+    assert len(found) == (message is not None)
+    assert message is None or message in found[0]

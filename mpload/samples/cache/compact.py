@@ -1,10 +1,13 @@
 """The form of an image that `what="resized"` keeps."""
 
-from mpload.errors import DecodeError
+import warnings
+
+from mpload.errors import DecodeError, MploadWarning
+from mpload.images.decoders import ResizeCenterCrop, center_short_side
 from mpload.images.image import open_image
 from mpload.images.shrink import SHRUNK_BY, shrunk_jpeg
 
-__all__ = ["COMPACT_FORM", "compact"]
+__all__ = ["COMPACT_FORM", "compact", "warn_of_other_pixels"]
 
 _SHORT_SIDE = 256
 _QUALITY = 92
@@ -26,3 +29,23 @@ def compact(data: bytes) -> bytes:
     except DecodeError:
         return data
     return jpeg if len(jpeg) < len(data) else data
+
+
+def warn_of_other_pixels(decode: object) -> None:
+    """Warn if a decoder would enlarge images of the compact form, or show patches of them."""
+    shape = getattr(decode, "output_shape", None)
+    if not isinstance(shape, tuple) or len(shape) != 3:
+        return
+    side = center_short_side(decode) if isinstance(decode, ResizeCenterCrop) else min(shape[:2])
+    if not getattr(decode, "resizes", True):
+        what = "makes patches of smaller images, so that they show more of the photograph"
+    elif side > _SHORT_SIDE:
+        what = f"enlarges images to {side} pixels"
+    else:
+        return
+    warnings.warn(
+        f'cache: what="resized" keeps images with a short side of {_SHORT_SIDE} pixels, and {type(decode).__name__} '
+        f'{what}. Use what="bytes", or pack the images with `mpload pack --resize-short`',
+        MploadWarning,
+        stacklevel=2,
+    )
