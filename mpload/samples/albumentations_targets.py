@@ -1,7 +1,7 @@
 """Calls albumentations on whole samples: images, masks, boxes and keypoints are passed as its targets."""
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -84,6 +84,8 @@ class AlbumentationsOnSamples:
                 )
             )
 
+        self._fills = list(_fills_of(transform))
+        """The values with which the transform fills masks."""
         self._call_with = call_with
         self._parts: dict[str, str] = {}
         """The target of each array that moves with the boxes. Samples tell which there are."""
@@ -123,7 +125,7 @@ class AlbumentationsOnSamples:
                 given[_part_name(key, part)] = self._given(value.reshape(-1, value.shape[2]), target)
             elif len(value):
                 # A further mask, all 0, shows which pixels the transform fills.
-                masks = np.zeros((len(value) + 1, *value.shape[1:]), _mask_dtype(value))
+                masks = np.zeros((len(value) + 1, *value.shape[1:]), _mask_dtype(value, self._fills))
                 masks[:-1] = value
                 given[_part_name(key, part)] = masks
         return given
@@ -152,7 +154,7 @@ class AlbumentationsOnSamples:
         """Return a value of a sample as the target of a transform."""
         match target:
             case Target.MASK:
-                return value.astype(_mask_dtype(value), copy=False)
+                return value.astype(_mask_dtype(value, self._fills), copy=False)
             case Target.BOXES:
                 boxes = value["boxes"] if isinstance(value, Mapping) else value
                 return _numbered(boxes[:, :4], np.arange(len(boxes)))
@@ -224,11 +226,21 @@ def _size_of(image: Any) -> tuple[int, int]:
     return height, width
 
 
-def _mask_dtype(mask: NDArray[Any]) -> Any:
-    """Return a dtype that holds a mask's values and that OpenCV can move, with room for a fill value such as -1."""
+def _fills_of(transform: Any) -> Iterator[float]:
+    """Yield the values with which a transform, and those that it consists of, fill masks."""
+    value = getattr(transform, "fill_mask", None)
+    if value is not None:
+        yield from map(float, np.ravel(value))
+    for each in getattr(transform, "transforms", None) or ():
+        yield from _fills_of(each)
+
+
+def _mask_dtype(mask: NDArray[Any], fills: Sequence[float]) -> Any:
+    """Return a dtype that holds a mask's values and fill values, and that OpenCV can move."""
     if mask.dtype.kind not in "iub":
         return mask.dtype
-    low, high = (int(mask.min()), int(mask.max())) if mask.size else (0, 0)
+    values = [*fills, *((mask.min(), mask.max()) if mask.size else (0, 0))]
+    low, high = min(values), max(values)
     for dtype, limit in (np.int16, 1 << 15), (np.float32, 1 << 24):
         if -limit <= low and high < limit:
             return dtype

@@ -187,9 +187,12 @@ def test_ids_of_a_mask_are_never_mixed(dtype: str) -> None:
     assert {*np.unique(made)} <= {*np.unique(mask), *np.zeros(1, dtype)}
 
 
-def test_a_fill_value_outside_of_the_ids_is_kept() -> None:
-    padded = transformed(A.PadIfNeeded(100, 100, fill_mask=-1), sample())["mask"]
-    assert (padded[0] == -1).all()
+@pytest.mark.parametrize("fill", [-1, 65_535, -16_000_000, 1 << 30])
+@pytest.mark.parametrize("is_nested", [False, True])
+def test_a_fill_value_outside_of_the_ids_is_kept(fill: int, is_nested: bool) -> None:
+    padding = A.PadIfNeeded(100, 100, fill_mask=fill)
+    padded = transformed(A.Compose([A.OneOf([padding], p=1)]) if is_nested else padding, sample())["mask"]
+    assert (padded[0] == fill).all()
 
 
 def test_points_without_visibility_and_boxes_without_values_are_moved_too() -> None:
