@@ -46,7 +46,7 @@ class MapArguments(TypedDict, total=False):
 
 
 _WITHOUT_MEANING = {
-    "in_order": (True, "batches always come in order"),
+    "in_order": (True, "batches come in order, but those of an iterable dataset when its workers have made them"),
     "pin_memory_device": ("", "torch knows the accelerator"),
 }
 """By argument: its default, and why an `MPLoader` does not need it."""
