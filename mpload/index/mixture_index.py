@@ -18,7 +18,7 @@ from mpload.index.text import Header
 from mpload.storage.remote import is_url
 from mpload.units import format_count, format_counted
 
-__all__ = ["MixtureIndex"]
+__all__ = ["MixtureIndex", "roots_of"]
 
 _FILLED = {ColumnType.INT: int, ColumnType.FLOAT: float, ColumnType.STR: str}
 
@@ -171,6 +171,13 @@ class MixtureIndex(Index):
             "columns": format_columns(self.columns),
         }
         return facts if not self.classes else {**facts, "classes": format_count(len(self.classes))}
+
+
+def roots_of(index: Index) -> str:
+    """Return the root of an index, or those of all sources, as one text."""
+    if not isinstance(index, MixtureIndex) or index.has_one_root:
+        return index.root
+    return "\t".join(part.root for part in index.parts)
 
 
 def _columns_of(mixture: Mixture, parts: Sequence[Index]) -> tuple[Column, ...]:

@@ -85,3 +85,51 @@ def test_raw_pixels_are_antialiased_but_not_in_packs_that_were_begun_without(
     (folder / "pack.json").write_text(json.dumps(manifest | {"antialias": True}))
     with pytest.raises(StorageError, match="differs from the data of the index"):
         verify_pack(index, folder, options)
+
+
+@pytest.mark.processes  # files of LMDB are compared in one
+@pytest.mark.parametrize("kind", ShardFormat)
+@pytest.mark.parametrize(("change", "what"), [(("day", "night"), "root"), (("cat", "dog"), "classes")])
+def test_the_same_lines_with_another_root_or_other_classes_are_another_pack(
+    tmp_path: Path, kind: ShardFormat, change: tuple[str, str], what: str
+) -> None:
+    for number, folder in enumerate(("day", "night")):
+        (tmp_path / folder).mkdir()
+        np.save(tmp_path / folder / "0.npy", np.full(3, number))
+    text = "#mpload 1\n#root day\n#columns image:path label:int\n#classes cat\n0.npy\t0\n"
+    (tmp_path / "first.txt").write_text(text)
+    (tmp_path / "second.txt").write_text(text.replace(*change))
+    options = PackOptions(format=kind)
+    pack_index(tmp_path / "first.txt", tmp_path / "pack", options)
+    for use in (pack_index, verify_pack):
+        with pytest.raises(ArgumentError, match=f"contains another pack: {what} differ"):
+            use(tmp_path / "second.txt", tmp_path / "pack", options)
+    manifest = tmp_path / "pack" / "pack.json"
+    facts = json.loads(manifest.read_text())
+    manifest.write_text(json.dumps({name: facts[name] for name in facts.keys() - {"root", "classes"}}))
+    verify_pack(tmp_path / "first.txt", tmp_path / "pack", options)  # as older versions wrote it
+
+
+@pytest.mark.processes  # files of LMDB are compared in one
+@pytest.mark.parametrize("kind", ShardFormat)
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ((b"\t1\n", b"\t0\n"), r"the lines of shard-000000.* differ"),
+        ((b"#classes cat", b"#classes cow"), "columns, classes or number of lines differ"),
+    ],
+)
+def test_the_index_of_a_pack_is_verified_too(
+    tmp_path: Path, kind: ShardFormat, change: tuple[bytes, bytes], message: str
+) -> None:
+    np.save(tmp_path / "0.npy", np.zeros(3))
+    text = "#mpload 1\n#columns image:path label:int\n#classes cat\tdog\n0.npy\t0\n0.npy\t1\n"
+    (tmp_path / "all.txt").write_text(text)
+    options = PackOptions(format=kind)
+    packed = pack_index(tmp_path / "all.txt", tmp_path / "pack", options)
+    verify_pack(tmp_path / "all.txt", tmp_path / "pack", options)
+    packed_text = packed.read_bytes()
+    assert change[0] in packed_text
+    packed.write_bytes(packed_text.replace(*change))
+    with pytest.raises(StorageError, match=message):
+        verify_pack(tmp_path / "all.txt", tmp_path / "pack", options)

@@ -313,7 +313,7 @@ def test_a_folder_with_other_contents_is_refused(index: Path, tmp_path: Path) ->
     with pytest.raises(ArgumentError, match="is not empty and contains no pack"):
         pack_index(index, tmp_path)
     pack_index(index, tmp_path / "pack", SMALL)
-    with pytest.raises(ArgumentError, match="contains a pack with another shuffle_seed"):
+    with pytest.raises(ArgumentError, match="contains another pack: shuffle_seed differ"):
         pack_index(index, tmp_path / "pack", PackOptions(shard_bytes=40 * KIB, shuffle_seed=1))
     with pytest.raises(ArgumentError, match="contains no finished pack"):
         verify_pack(index, tmp_path / "none")

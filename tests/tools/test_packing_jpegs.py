@@ -120,7 +120,7 @@ def test_a_pack_with_an_older_manifest_can_be_verified_but_not_changed(index: Pa
     del facts["jpeg"]
     manifest.write_text(json.dumps(facts))
     verify_pack(index, tmp_path / "pack")
-    with pytest.raises(ArgumentError, match="contains a pack with another jpeg"):
+    with pytest.raises(ArgumentError, match="contains another pack: jpeg differ"):
         verify_pack(index, tmp_path / "pack", PackOptions(jpeg=JpegForm.BASELINE))
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from mpload.errors import ArgumentError, MploadError
 from mpload.index.index import Index, Record
-from mpload.index.mixture_index import MixtureIndex
+from mpload.index.mixture_index import MixtureIndex, roots_of
 from mpload.samples.cache.compact import COMPACT_FORM, compact
 from mpload.samples.cache.entries import HEAD_BYTES
 from mpload.samples.cache.folder import FORMAT, CacheFolder, key_of
@@ -116,7 +116,7 @@ def open_cache(
     about = {
         "format": FORMAT,
         "fingerprint": index.fingerprint,
-        "root": _roots_of(index),
+        "root": roots_of(index),
         "form": COMPACT_FORM if is_resized else str(CachedForm.BYTES),
         "num_samples": len(index),
         "index": str(index.path),
@@ -146,13 +146,6 @@ def open_cache(
         root=prefix if is_checked else None,
         machines=machines,
     )
-
-
-def _roots_of(index: Index) -> str:
-    """Return the roots of all sources as one text."""
-    if not isinstance(index, MixtureIndex) or index.has_one_root:
-        return index.root
-    return "\t".join(part.root for part in index.parts)
 
 
 def _mean_bytes(index: Index, read: Callable[[Record], list[bytes]], *, is_resized: bool) -> float:

@@ -18,12 +18,13 @@ from shutil import copyfileobj
 
 import numpy as np
 
-from mpload.errors import ArgumentError, OutageError, SampleError
+from mpload.errors import ArgumentError, OutageError, SampleError, StorageError
 from mpload.images.arrays import RawArray
 from mpload.images.baseline import HuffmanTables, tables_for
 from mpload.images.decoders import ResizeCenterCrop
-from mpload.index.columns import Cell, ColumnType
+from mpload.index.columns import Cell, Column, ColumnType
 from mpload.index.index import Index, Record, require_files
+from mpload.index.mixture_index import roots_of
 from mpload.index.opening import open_index
 from mpload.index.publishing import new_file, new_path
 from mpload.index.text import format_header, format_line
@@ -36,7 +37,16 @@ from mpload.storage.ranges import LmdbValue, Span
 from mpload.tools.bounded import LIMIT_ADVICE, BoundedBytes
 from mpload.tools.pack.columns import kept_columns
 from mpload.tools.pack.comparing import compare_file
-from mpload.tools.pack.folder import begun_in, changed_shards, check_remade, folder_at, locked, note_sizes, swept
+from mpload.tools.pack.folder import (
+    begun_in,
+    changed_shards,
+    check_remade,
+    folder_at,
+    lines_in,
+    locked,
+    note_sizes,
+    swept,
+)
 from mpload.tools.pack.lmdb_file import compare_lmdb, write_lmdb
 from mpload.tools.pack.manifest import ANTIALIAS, MANIFEST, read_manifest, rows_in, tables_in
 from mpload.tools.pack.options import JpegForm, PackOptions, ShardFormat, stored_as
@@ -108,6 +118,8 @@ def verify_pack(
 ) -> None:
     """Check a finished pack: make every shard again, one sample at a time in memory, and compare it byte for byte.
 
+    The index of the pack is compared too.
+
     Args:
         index: The index that was packed.
         out: The folder of the pack.
@@ -118,13 +130,14 @@ def verify_pack(
 
     Raises:
         ArgumentError: `out` does not contain such a pack.
-        StorageError: A shard differs. The message says which one and where.
+        StorageError: A shard or the index differs. The message says which one and where.
     """
     folder = folder_at(out).absolute()
     check_workers(num_workers, on)
     if not (folder / _INDEX).exists():
         raise ArgumentError(f"{folder}: contains no finished pack. Make it first: mpload pack INDEX -o {folder}")
     packer = _prepare(_opened(index), folder, options or PackOptions())
+    packer.compare_index()
     packer.each(packer.compare, range(packer.num_shards), num_workers, on, progress)
 
 
@@ -211,18 +224,32 @@ class _Packer:
         return shard
 
     def compare(self, shard: int) -> int:
+        """Compare a shard and its lines in the index with what they should hold."""
         path = self.folder / self.name(shard)
+        lines: list[bytes] = []
         if self.options.format is ShardFormat.LMDB:
-            compare_lmdb(path, self._lmdb_values(shard, _ignore))
+            compare_lmdb(path, self._lmdb_values(shard, lines.append))
         else:
-            compare_file(path, self._chunks(shard, _ignore))
+            compare_file(path, self._chunks(shard, lines.append))
+        if lines_in(self.folder / _INDEX, self.positions(shard)) != b"".join(lines):
+            raise StorageError(f"{self.folder / _INDEX}: the lines of {path.name} differ from the data of the index")
         return shard
 
-    def _write_index(self) -> None:
+    def compare_index(self) -> None:
+        """Compare the number of lines, columns and classes of the index of the pack with what they should be."""
+        found = open_index(self.folder / _INDEX)
+        if (len(found), found.columns, found.classes) != (len(self.source), self._columns, self.source.classes):
+            raise StorageError(f"{found.path}: its columns, classes or number of lines differ from {self.source.path}")
+
+    @property
+    def _columns(self) -> tuple[Column, ...]:
+        """The columns of the index of the pack."""
         cell_type = ColumnType.LMDB if self.options.format is ShardFormat.LMDB else ColumnType.SPAN
-        columns = [replace(each, type=cell_type) if each.type.is_source else each for each in self.source.columns]
+        return tuple(replace(each, type=cell_type) if each.type.is_source else each for each in self.source.columns)
+
+    def _write_index(self) -> None:
         with new_file(self.folder / _INDEX) as index:
-            index.write(format_header(columns=tuple(columns), classes=self.source.classes))
+            index.write(format_header(columns=self._columns, classes=self.source.classes))
             for shard in range(self.num_shards):
                 with self.lines_path(shard).open("rb") as lines:
                     copyfileobj(lines, index)
@@ -339,7 +366,8 @@ def _opened(index: str | os.PathLike[str] | Index) -> Index:
 
 def _prepare(source: Index, folder: Path, options: PackOptions) -> _Packer:
     """Read or write the manifest in the folder of a pack, and check that the folder belongs to this pack."""
-    wanted = {"version": _VERSION, "index": source.fingerprint, **asdict(options)}
+    about = {"root": roots_of(source), "classes": list(source.classes)}
+    wanted = {"version": _VERSION, "index": source.fingerprint, **about, **asdict(options)}
     manifest = begun_in(folder)
     crop = None
     if options.decode is not None:
@@ -360,16 +388,11 @@ def _prepare(source: Index, folder: Path, options: PackOptions) -> _Packer:
         manifest = wanted | {"samples_per_shard": max(1, round(options.shard_bytes / packer.mean_bytes()))}
         with new_file(folder / MANIFEST) as file:
             file.write(json.dumps(manifest, indent=2).encode())
-    elif {name: manifest.get(name) for name in wanted} != wanted:
-        different = sorted(name for name in wanted if manifest.get(name) != wanted[name])
-        raise ArgumentError(f"{folder} contains a pack with another {', '.join(different)}. Name another folder")
+    elif different := sorted(name for name in wanted if manifest.get(name, about.get(name)) != wanted[name]):
+        raise ArgumentError(f"{folder} contains another pack: {', '.join(different)} differ. Name another folder")
     packer.samples_per_shard = manifest["samples_per_shard"]
     packer.rows, packer.tables = rows_in(manifest), tables_in(manifest)
     return packer
-
-
-def _ignore(line: bytes) -> None:
-    del line
 
 
 def _tar_header(name: str, num_bytes: int) -> bytes:
