@@ -31,6 +31,8 @@ _EXAMPLE: Final = 'Write, for example, label == 3 and image.endswith(".jpg")'
 _MAX_INTEGER: Final = (1 << 63) - 1
 _SAFE_INTEGER: Final = float((1 << 63) - (1 << 12))  # anything smaller, though rounded, fits into int64
 
+_EXACT_IN_FLOAT: Final = 1 << 53
+
 Condition = Callable[[Block], NDArray[np.bool_]]
 """Returns whether each sample of a block fulfils the condition, bool [n]."""
 
@@ -224,6 +226,8 @@ class _Parser:
         left, right = np.asarray(left), np.asarray(right)
         are_integers = left.dtype.kind == right.dtype.kind == "i"
         if compute in {np.floor_divide, np.mod} and are_integers and not right.all():
+            if max(_largest(left), _largest(right)) > _EXACT_IN_FLOAT:
+                raise self.error("a divisor is 0, and integers exceed 2**53", "Compute with 1.0 * column")
             left, right, are_integers = left.astype(np.float64), right.astype(np.float64), False
         with np.errstate(all="ignore"):
             found = compute(left, right)
@@ -373,3 +377,8 @@ _ARROW_NAMES: Final = {
     operator.ge: "greater_equal",
 }
 _METHODS: Final = {"startswith": "starts_with", "endswith": "ends_with"}
+
+
+def _largest(values: NDArray[np.int64]) -> int:
+    """Return the largest absolute value of integers."""
+    return max(abs(int(values.min(initial=0))), abs(int(values.max(initial=0))))

@@ -21,7 +21,7 @@ from mpload.plan.plan import Tail
 from mpload.samples.bucket_shapes import BucketShapes
 from mpload.samples.by_source import BySource
 from mpload.samples.cache.choice import CachedForm, PartialCache, open_cache
-from mpload.samples.cache.compact import warn_of_other_pixels
+from mpload.samples.cache.compact import compact_for, warn_of_other_pixels
 from mpload.samples.mask_check import refuse_masks
 from mpload.samples.pipeline import Pipeline
 from mpload.samples.policy import ErrorPolicy
@@ -97,10 +97,12 @@ class RunChoices:
                     'cache: what="resized" keeps smaller images, which boxes and masks would no longer fit. Use '
                     'what="bytes" with a dict as decode'
                 )
+            compact = None
             if cache.what == CachedForm.RESIZED:
                 warn_of_other_pixels(decode)
-            are_files = isinstance(self.storage, RemoteStorage | None)
-            opened = open_cache(cache, index, read=pipeline.read, sources_are_files=are_files)
+                compact = compact_for(decode)
+            own = None if isinstance(self.storage, RemoteStorage) else self.storage
+            opened = open_cache(cache, index, read=pipeline.read, compact=compact, storage=own)
             pipeline = make_pipeline(cache=opened)
         return IndexRun(
             pipeline=pipeline,

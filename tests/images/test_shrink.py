@@ -11,7 +11,7 @@ from mpload.errors import DecodeError
 from mpload.images.backends import Backend
 from mpload.images.image import open_image
 from mpload.images.shrink import shrunk_jpeg
-from mpload.samples.cache.compact import compact
+from mpload.samples.cache.compact import Compact
 from tests.support.native import needs_native
 from tests.support.photos import encode, photo
 
@@ -77,6 +77,6 @@ def test_the_compact_form_keeps_images_that_are_small_or_would_become_larger() -
     small, large = (Image.fromarray(photo(*size, np.random.default_rng(0))) for size in ((256, 400), (300, 400)))
     for image, quality in ((small, 100), (large, 2)):
         data = encode(image, "JPEG", quality=quality)
-        assert compact(data) == data
+        assert Compact()(data) == data
     data = encode(large, "JPEG", quality=100)
-    assert len(compact(data)) < len(data)
+    assert len(Compact()(data)) < len(data)

@@ -134,6 +134,23 @@ def test_division_by_zero_is_no_error(index: Index) -> None:
     assert holds(index, "label != 0 and 6 // label == 2") == [label != 0 and 6 // label == 2 for label in labels()]
 
 
+@pytest.mark.parametrize("operation", ["%", "//"])
+def test_large_integers_stay_exact_beside_a_division_by_zero_or_are_refused(tmp_path: Path, operation: str) -> None:
+    def held(lines: list[tuple[int, int]], text: str) -> list[bool]:
+        path = tmp_path / f"{len(list(tmp_path.iterdir()))}.txt"
+        path.write_text("#mpload 1\n#columns id:int parts:int\n" + "".join(f"{a}\t{b}\n" for a, b in lines))
+        return holds(open_index(path), text)
+
+    small, large = (1 << 53) - 1, (1 << 53) + 1
+    result = {"%": small % 10, "//": small // 10}[operation]
+    assert held([(small, 10), (5, 0)], f"id {operation} parts == {result}") == [True, False]
+    result = {"%": large % 10, "//": large // 10}[operation]
+    assert held([(large, 10)], f"id {operation} parts == {result}") == [True]
+    for lines in ([(large, 10), (5, 0)], [(5, 0), (7, -large)]):
+        with pytest.raises(ArgumentError, match=r"a divisor is 0, and integers exceed 2\*\*53"):
+            held(lines, f"id {operation} parts == {result}")
+
+
 def labels() -> list[Any]:
     return [row[1] for row in ROWS]
 

@@ -1,11 +1,12 @@
 """`PartialCache`: the value of `cache=`, and the fraction of an index's samples that fits its size limit."""
 
+import hashlib
 import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from enum import StrEnum, auto
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Literal
 
 import numpy as np
@@ -13,7 +14,7 @@ import numpy as np
 from mpload.errors import ArgumentError, MploadError
 from mpload.index.index import Index, Record
 from mpload.index.mixture_index import MixtureIndex, roots_of
-from mpload.samples.cache.compact import COMPACT_FORM, compact
+from mpload.samples.cache.compact import Compact
 from mpload.samples.cache.entries import HEAD_BYTES
 from mpload.samples.cache.folder import FORMAT, CacheFolder, key_of
 from mpload.samples.cache.machines import check_machines, machines_of
@@ -24,6 +25,7 @@ __all__ = ["CachedForm", "PartialCache", "open_cache"]
 
 _MAX_MEASURED = 256
 _MAX_RESIZED = 48
+_PARAMETERS = (str, bytes, int, float, PurePath)
 _USABLE_FRACTION = 0.97  # the rest allows for space that writers have reserved, and for an inexact mean size
 
 
@@ -52,7 +54,7 @@ class PartialCache:
     who created the cache can write to it.
 
     Attributes:
-        dir: The folder. Each data set (index, root and form) has its own folder below it.
+        dir: The folder. Each data set (index, root, form and storage) has its own folder below it.
         max_bytes: Limit of the size of one data set's files, over all processes and runs: a number of bytes, or text
             such as `"20GiB"`.
         fraction: Fraction of the samples to keep on a machine, in (0, 1]. None keeps as many as fit into `max_bytes`,
@@ -98,7 +100,8 @@ def open_cache(
     index: Index,
     *,
     read: Callable[[Record], list[bytes]],
-    sources_are_files: bool = True,
+    compact: Compact | None = None,
+    storage: object = None,
 ) -> OpenCache:
     """Return the cache for an index. Make its folder, or warn once that it cannot be made.
 
@@ -106,21 +109,24 @@ def open_cache(
         choice: The user's choice, the value of `cache=`.
         index: The index whose samples are cached.
         read: Reads a record's sources; called for a few records if sizes are unknown.
-        sources_are_files: Whether the index's paths name files that `check_source` can check.
+        compact: Makes the form of images that is kept, where `what` is `"resized"`.
+        storage: The user's own storage; None if the index's paths name files or URLs.
 
     Raises:
         ArgumentError: The table of places, 8 bytes per sample, would take more than half of `max_bytes`.
     """
-    is_resized = choice.what == CachedForm.RESIZED
+    compact = (compact or Compact()) if choice.what == CachedForm.RESIZED else None
     has_roots_in_paths = isinstance(index, MixtureIndex) and not index.has_one_root
     about = {
         "format": FORMAT,
         "fingerprint": index.fingerprint,
         "root": roots_of(index),
-        "form": COMPACT_FORM if is_resized else str(CachedForm.BYTES),
+        "form": str(CachedForm.BYTES) if compact is None else compact.form,
         "num_samples": len(index),
         "index": str(index.path),
     }
+    if storage is not None:
+        about["storage"] = _name_of(storage)
     key = key_of(about)
     path = Path(choice.dir).absolute() / f"{index.path.stem}-{choice.what}-{key:016x}"
     folder = CacheFolder(path, num_samples=len(index), key=key)
@@ -132,33 +138,42 @@ def open_cache(
         )
     fraction = choice.fraction
     if fraction is None:
-        sample_bytes = HEAD_BYTES + _mean_bytes(index, read, is_resized=is_resized)
+        sample_bytes = HEAD_BYTES + _mean_bytes(index, read, compact)
         fraction = min(1.0, (max_bytes * _USABLE_FRACTION - folder.table_bytes) / (max(1, len(index)) * sample_bytes))
     machines = machines_of(choice.machines, choice.machine, choice.token)
     prefix = "" if has_roots_in_paths else os.path.join(index.root, "")  # noqa: PTH118  a prefix for strings
-    is_checked = choice.check_source and sources_are_files and "://" not in prefix
+    is_checked = choice.check_source and storage is None and "://" not in prefix
     return OpenCache(
         folder,
         about=about,
         max_bytes=max_bytes,
         fraction=fraction if machines is None else min(1.0, fraction * len(machines.urls)),
-        is_resized=is_resized,
+        compact=compact,
         root=prefix if is_checked else None,
         machines=machines,
     )
 
 
-def _mean_bytes(index: Index, read: Callable[[Record], list[bytes]], *, is_resized: bool) -> float:
+def _name_of(storage: object) -> str:
+    """Return what tells a storage from others: its class, and a digest of its attributes that are numbers or texts."""
+    slots = [name for each in type(storage).__mro__ for name in np.ravel(getattr(each, "__slots__", ())).tolist()]
+    values = {name: getattr(storage, name) for name in slots if name != "__dict__" and hasattr(storage, name)}
+    values |= getattr(storage, "__dict__", {})
+    known = [(name, value) for name, value in sorted(values.items()) if isinstance(value, _PARAMETERS)]
+    return f"{type(storage).__qualname__} {hashlib.blake2b(repr(known).encode(), digest_size=8).hexdigest()}"
+
+
+def _mean_bytes(index: Index, read: Callable[[Record], list[bytes]], compact: Compact | None) -> float:
     """Return the mean number of bytes kept per sample: from the sidecar's sizes, otherwise from a few samples."""
-    known = None if is_resized else index.nbytes
+    known = index.nbytes if compact is None else None
     wanted = min(1 << 16, len(index))
     if known is not None and wanted:
         return float(known.take(np.linspace(0, len(index) - 1, wanted).astype(np.int64)).mean())
-    wanted = min(len(index), _MAX_RESIZED if is_resized else _MAX_MEASURED)
+    wanted = min(len(index), _MAX_MEASURED if compact is None else _MAX_RESIZED)
     sizes = []
     for record in index.records(np.linspace(0, len(index) - 1, wanted).astype(np.int64) if wanted else []):
         try:
-            sizes.append(sum(len(compact(part) if is_resized else part) for part in read(record)))
+            sizes.append(sum(len(part if compact is None else compact(part)) for part in read(record)))
         except (MploadError, OSError):  # handled by the error policy when the sample is made
             continue
     return math.fsum(sizes) / len(sizes) if sizes else float(MIB)

@@ -1,34 +1,82 @@
 """The form of an image that `what="resized"` keeps."""
 
 import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
 
-from mpload.errors import DecodeError, MploadWarning
+from mpload.errors import ArgumentError, DecodeError, MploadWarning
 from mpload.images.decoders import ResizeCenterCrop, center_short_side
 from mpload.images.image import open_image
+from mpload.images.limits import Limits
 from mpload.images.shrink import SHRUNK_BY, shrunk_jpeg
+from mpload.samples.by_source import BySource
 
-__all__ = ["COMPACT_FORM", "compact", "warn_of_other_pixels"]
+__all__ = ["Compact", "compact_for", "warn_of_other_pixels"]
 
 _SHORT_SIDE = 256
 _QUALITY = 92
-COMPACT_FORM = f"jpeg{_QUALITY} short{_SHORT_SIDE} {SHRUNK_BY}"
-"""Everything that the compact form's bytes depend on: versions that round differently use separate caches."""
 
 
-def compact(data: bytes) -> bytes:
-    """Return the image as an upright JPEG with a shorter side of 256 pixels; `data` itself if that is smaller.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compact:
+    """Makes the compact form of images, for a decoder that opens them in this way.
 
-    Images with a shorter side of at most 256 pixels are returned unchanged. So is data that cannot be decoded, for
-    which the decoder will later report the cause.
+    Attributes:
+        limits: Which files the decoder refuses.
+        upright: Whether it rotates and mirrors images as their EXIF data says.
     """
-    try:
-        image = open_image(data)
-        if min(image.height, image.width) <= _SHORT_SIDE:
+
+    limits: Limits = Limits()
+    upright: bool = True
+
+    @property
+    def form(self) -> str:
+        """All that the bytes depend on: versions that round differently use separate caches."""
+        form = f"jpeg{_QUALITY} short{_SHORT_SIDE} {SHRUNK_BY}"
+        return form if self == Compact() else f"{form} {self.limits} upright={self.upright}"
+
+    def __call__(self, data: bytes) -> bytes:
+        """Return the image as a JPEG with a shorter side of 256 pixels; `data` itself if that is smaller.
+
+        Images with a shorter side of at most 256 pixels are returned unchanged. So is data that cannot be decoded or
+        that the decoder refuses, for which it will later report the cause.
+        """
+        try:
+            image = open_image(data, upright=self.upright, limits=self.limits)
+            if min(image.height, image.width) <= _SHORT_SIDE:
+                return data
+            jpeg = shrunk_jpeg(image, short_side=_SHORT_SIDE, quality=_QUALITY)
+        except DecodeError:
             return data
-        jpeg = shrunk_jpeg(image, short_side=_SHORT_SIDE, quality=_QUALITY)
-    except DecodeError:
-        return data
-    return jpeg if len(jpeg) < len(data) else data
+        return jpeg if len(jpeg) < len(data) else data
+
+
+def compact_for(decode: object) -> Compact:
+    """Return what makes the compact form for a decoder.
+
+    Raises:
+        ArgumentError: the decoders of a mixture's sources open images in different ways.
+    """
+    found = {*_compacts_for(decode)}
+    if len(found) > 1:
+        raise ArgumentError(
+            'cache: what="resized" needs the same limits and exif_orientation for all sources. Use what="bytes", or '
+            "give all decoders the same"
+        )
+    return found.pop()
+
+
+def _compacts_for(decode: object) -> Iterator[Compact]:
+    if isinstance(decode, BySource):
+        for choice in decode.choices.values():
+            yield from _compacts_for(choice)
+        return
+    inner = next((each for name in ("crop", "decode") if (each := getattr(decode, name, None)) is not None), decode)
+    if groups := getattr(decode, "groups", ()):  # of views, which open images alike
+        inner = groups[0][1].decode
+    limits = getattr(inner, "limits", None)
+    upright = getattr(inner, "exif_orientation", True)
+    yield Compact(limits=limits if type(limits) is Limits else Limits(), upright=upright is not False)
 
 
 def warn_of_other_pixels(decode: object) -> None:

@@ -20,7 +20,7 @@ from http import HTTPStatus
 from math import inf
 from typing import TYPE_CHECKING, Any
 
-from mpload.samples.cache.compact import compact
+from mpload.samples.cache.compact import Compact
 from mpload.samples.cache.entries import HEAD_BYTES, payload_fits, read_head
 from mpload.samples.cache.machines import Machines
 from mpload.storage.notices import Notice, Notices
@@ -127,7 +127,7 @@ class OtherCaches:
         kept_by: returns the place of the other machine that keeps a sample; None if there is none.
         machines: the machines of the cache.
         key: the key of the data set.
-        is_resized: whether the cache keeps smaller images.
+        compact: makes the form of images that caches keep; None if they keep sources unchanged.
         notices: gets a notice of each machine that does not answer.
 
     Process: may be forked. Each process makes its own connections. Any thread may read, if it may read the storage.
@@ -142,7 +142,7 @@ class OtherCaches:
         machines: Machines,
         *,
         key: int,
-        is_resized: bool,
+        compact: Compact | None,
         notices: Notices,
     ) -> None:
         self._storage = storage
@@ -150,7 +150,7 @@ class OtherCaches:
         self._remote = storage if isinstance(storage, RemoteReads) else None
         self._machines = machines
         self._key = key
-        self._is_resized = is_resized
+        self._compact = compact
         self._notices = notices
         self._headers = {"Accept-Encoding": "identity"}
         if machines.token is not None:
@@ -223,7 +223,7 @@ class OtherCaches:
 
     def _form(self, item: ByteRange, data: bytes) -> bytes:
         """Return the bytes of a source in the form that caches keep, so that pixels do not depend on who read it."""
-        return compact(data) if self._is_resized and isinstance(item, KeptElsewhere) else data
+        return data if self._compact is None or not isinstance(item, KeptElsewhere) else self._compact(data)
 
     def _asked(self, item: KeptElsewhere) -> bytes | None:
         """Return what a machine keeps; None if it does not answer, or has no valid entry."""

@@ -365,6 +365,6 @@ def _about(path: Path) -> dict[str, Any]:
 
 
 def key_of(about: dict[str, Any]) -> int:
-    """Return the key of a data set's checksums: a hash of cache format, index fingerprint, root and form."""
-    words = [str(about[name]) for name in ("format", "fingerprint", "root", "form")]
+    """Return the key of a data set's checksums: a hash of cache format, index fingerprint, root, form and storage."""
+    words = [str(about[name]) for name in ("format", "fingerprint", "root", "form", "storage") if name in about]
     return xxh3_64_intdigest("\0".join(words).encode("utf-8", "surrogateescape"))

@@ -15,7 +15,7 @@ import psutil
 from xxhash import xxh3_64_intdigest
 
 from mpload.errors import MploadWarning
-from mpload.samples.cache.compact import compact
+from mpload.samples.cache.compact import Compact
 from mpload.samples.cache.elsewhere import other_caches
 from mpload.samples.cache.entries import make_entry, split_parts
 from mpload.samples.cache.folder import CacheFolder
@@ -72,14 +72,15 @@ class OpenCache:
         about: dict[str, Any],
         max_bytes: int,
         fraction: float,
-        is_resized: bool,
+        compact: Compact | None,
         root: str | None,
         machines: Machines | None = None,
     ) -> None:
         self.folder = folder
         self.max_bytes = max_bytes
         self.fraction = fraction
-        self.is_resized = is_resized
+        self.compact = compact
+        """What makes the form of images that is kept; None if sources are kept unchanged."""
         self.machines = machines
         """The machines that keep samples of this cache; None if it is this one alone."""
         self._root = root  # None: sources are not checked before a hit
@@ -105,6 +106,11 @@ class OpenCache:
                 self._turn_off(error)
         self._is_off = self._is_off or not self.folder.is_writable
         self._close = weakref.finalize(self, _close, self._writer, self.folder)
+
+    @property
+    def is_resized(self) -> bool:
+        """Whether smaller images are kept."""
+        return self.compact is not None
 
     def only_read(self) -> "OpenCache":
         """Return this cache for trials: it returns what is kept, and keeps nothing more."""
@@ -138,7 +144,7 @@ class OpenCache:
             self._kept_by,
             self.machines,
             key=self.folder.key,
-            is_resized=self.is_resized,
+            compact=self.compact,
             notices=notices,
         )
 
@@ -179,7 +185,7 @@ class OpenCache:
 
     def formed(self, parts: list[bytes]) -> list[bytes]:
         """Return sources in the form in which they are kept. Any thread may call it."""
-        return [compact(part) for part in parts] if self.is_resized else parts
+        return parts if self.compact is None else list(map(self.compact, parts))
 
     def keep(self, sample_id: int, vacancy: "Vacancy", parts: list[bytes]) -> None:
         """Keep the sources of a sample that `look_up` has not found, if there is room."""

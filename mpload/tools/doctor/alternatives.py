@@ -20,7 +20,7 @@ from mpload.images.jpeg_header import is_progressive
 from mpload.index.columns import ColumnType
 from mpload.judgement.facts import Alternative, Change, Cost
 from mpload.judgement.remedies import resize_to
-from mpload.samples.cache.compact import compact
+from mpload.samples.cache.compact import Compact
 from mpload.samples.pipeline import Pipeline
 from mpload.samples.transforms import takes
 from mpload.storage.local import LocalStorage
@@ -195,7 +195,7 @@ def _ways(pipeline: Pipeline, images: Sequence[bytes], sides: tuple[int | None, 
             options = PackOptions(resize_short=short)
             ways.append(way(Change.RESIZED, stored=lambda data: stored_as(data, options)[1], detail=str(short)))
             if pipeline.cache is None and side <= 256:
-                ways.append(way(Change.CACHED_RESIZED, stored=compact, is_alone=False))
+                ways.append(way(Change.CACHED_RESIZED, stored=Compact(), is_alone=False))
     if not type(pipeline.decode).__module__.startswith("mpload."):
         native = native_decoder(pipeline.decode, decoded_side)
         size = "" if isinstance(native, ImageDecoder) else native.output_shape[0]

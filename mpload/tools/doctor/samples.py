@@ -12,7 +12,6 @@ from mpload.errors import FAILURES, ArgumentError, MploadError, SampleError, cau
 from mpload.images.image import open_image
 from mpload.index.index import Record
 from mpload.judgement.facts import Cost, Samples, StorageSpeed
-from mpload.samples.cache.compact import compact
 from mpload.samples.counts import DECODE_NS, TRANSFORM_NS
 from mpload.samples.leaves import template_of
 from mpload.samples.pipeline import Pipeline
@@ -196,7 +195,7 @@ class _Watched:
         self.is_simple = not isinstance(pipeline.decode, Mapping) and len(pipeline.sources) == 1
         self.read = Stopwatch(files.reader())
         self._files, self._found, self._given = files, found, _Given()
-        self._is_resized = self.is_simple and bool(getattr(pipeline.cache, "is_resized", False))
+        self._compact = getattr(pipeline.cache, "compact", None) if self.is_simple else None
         self._decode = self._transform = None
         decode, transform = pipeline.decode, pipeline.transform
         if not isinstance(decode, Mapping):
@@ -221,7 +220,7 @@ class _Watched:
         found.cold_seconds.append(time.perf_counter() - started)
         found.num_bytes.append(sum(map(len, data)))
         self.read(record)
-        self._given.data = list(map(compact, data)) if self._is_resized else data
+        self._given.data = data if self._compact is None else list(map(self._compact, data))
         made = self._whole(record, seed=0, epoch=0)
         assert made is not None, "the error policy raises"
         sample = made[1]
