@@ -45,7 +45,8 @@ def parse_bytes(text: str | int) -> int:
         if text < 0:
             raise ArgumentError(f"a size must not be negative, got {text}")
         return text
-    match = _SIZE.fullmatch(text)
+    given: object = text
+    match = _SIZE.fullmatch(given) if isinstance(given, str) else None
     factor = _FACTORS.get(match[2].lower()) if match else None
     if match is None or factor is None:
         raise ArgumentError(f"{text!r} is not a size in bytes. Write a number and a unit: '4GiB', '500 MB', '1048576'")

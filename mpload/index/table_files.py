@@ -87,7 +87,7 @@ class MappedTable:
         try:
             entries = np.memmap(self.path, np.int64, mode="r", offset=HEAD_BYTES).view(np.ndarray)
             is_same = facts_of(self.path)["digest"] == self.digest
-        except (OSError, ValueError, LookupError) as error:
+        except (OSError, ValueError, LookupError, OverflowError) as error:  # the last if it is shorter than its head
             raise IndexChangedError(f"{self.path}: the table cannot be read: {error}. {_AGAIN}") from error
         if not is_same:
             raise IndexChangedError(f"{self.path}: what the table was made of has changed during the run. {_AGAIN}")

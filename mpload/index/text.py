@@ -107,9 +107,9 @@ def format_line(cells: Sequence[Cell]) -> bytes:
         raise ArgumentError(f"{cells[0]!r}: a cell must not contain a NUL byte")
     if line == b"\n":
         raise ArgumentError("the line has only one cell, and it is empty. A sample needs a value")
-    if len(line) > MAX_LINE_BYTES:
+    if (num_bytes := len(line) - 1) > MAX_LINE_BYTES:
         raise ArgumentError(
-            f"the line of {texts[0][:80]!r} has {len(line)} bytes, more than the limit of {MAX_LINE_BYTES}"
+            f"the line of {texts[0][:80]!r} has {num_bytes} bytes, more than the limit of {MAX_LINE_BYTES}"
         )
     return line
 

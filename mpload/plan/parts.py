@@ -1,7 +1,7 @@
 """Parts of a number of samples, chosen by a keyed permutation: an exact share, or one of several folds.
 
-Samples may be stratified. Each stratum, such as a class, is then permuted on its own, and a part holds its share of
-every stratum to within one sample. No list of samples is made: any sample can be tested on its own.
+Samples may be stratified. Each stratum, such as a class, is then permuted on its own, and has its part of the samples
+that are chosen, to within one. No list of samples is made: any sample can be tested on its own.
 """
 
 from dataclasses import dataclass, field
@@ -46,7 +46,7 @@ class Share:
     Attributes:
         fraction: the share, in (0, 1].
         seed: which samples are chosen, in `[0, 2**63)`.
-        stratify: a column of integers or texts. The share of each of its values is exact to within one sample.
+        stratify: a column of integers or texts. Each of its values has its part of the chosen samples, to within one.
 
     Raises:
         ArgumentError: a value is out of range.
@@ -67,7 +67,7 @@ class Share:
         total = int(sizes.sum())
         wanted = round(self.fraction * total)
         ends = np.cumsum(sizes).tolist()
-        # The same rounding at both ends of a stratum: the numbers add up, and each is within one of the exact share.
+        # The same rounding at both ends of a stratum: the numbers add up, and each is within one of its part.
         cuts = [0, *(wanted * end // max(1, total) for end in ends)]
         return _places(sizes, strata, ranks, self.seed) < np.diff(cuts)[strata]
 

@@ -1,5 +1,6 @@
 """A curriculum goes through all samples once, in the order of their numbers but for its windows."""
 
+import os
 import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from mpload import ArgumentError, Curriculum, Index, MPDataset, MPLoader, StateError, Topology, open_index
+from mpload.errors import IndexChangedError
 from mpload.index import derived, sorted_rows
 from mpload.index.sorted_rows import write_sorted_rows
 from mpload.index.table_files import MappedTable, facts_of
@@ -63,6 +65,16 @@ def test_rows_are_sorted_as_by_a_stable_sort_however_they_are_divided(
         path = tmp_path_factory.getbasetemp() / "sorted"
         array = np.array(numbers)
         assert sorted_in_file(path, array, block_rows) == np.argsort(array, kind="stable").tolist()
+
+
+@pytest.mark.parametrize("num_bytes", [0, 100, 4096, 4100])
+def test_a_table_that_is_cut_off_before_it_is_mapped_is_named(tmp_path: Path, num_bytes: int) -> None:
+    path = tmp_path / "sorted"
+    sorted_in_file(path, np.arange(10), 10)
+    table = MappedTable(path=path, num_samples=10, digest=facts_of(path)["digest"])
+    os.truncate(path, num_bytes)
+    with pytest.raises(IndexChangedError, match="sorted: the table cannot be read"):
+        _ = table.entries
 
 
 @pytest.mark.parametrize("numbers", [[2**64 - 1, 2**64 - 2, 2**63, 0], [2**53 + 1, 2**53, -(2**63), 2**63 - 1]])

@@ -362,7 +362,9 @@ def test_a_last_line_without_a_newline_is_read(tmp_path: Path) -> None:
 
 def test_writing_a_line_that_is_too_long_or_empty_is_refused() -> None:
     with pytest.raises(ArgumentError, match="more than the limit of 262144"):
-        format_line(["x" * MAX_LINE_BYTES])
+        format_line(["x" * (MAX_LINE_BYTES + 1)])
+    line = format_line(["x" * MAX_LINE_BYTES])  # the newline does not count, as for readers
+    assert parse_line(Header(columns=(Column(name="text", type=ColumnType.STR),)), line.removesuffix(b"\n"))
     with pytest.raises(ArgumentError, match="A sample needs a value"):
         format_line([""])
     with pytest.raises(ArgumentError, match="NUL"):

@@ -159,11 +159,18 @@ def test_the_command_line_shows_verifies_and_clears(files: Path, tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"fraction": 0.0}, {"fraction": 1.1}, {"max_bytes": "1KB"}, {"what": "pixels"}, {"max_bytes": "x"}]
+    "wrong",
+    [
+        *({"fraction": value} for value in (0.0, 1.1, "0.5", float("nan"))),
+        *({"max_bytes": value} for value in ("1KB", "x", None, float("nan"))),
+        *({"dir": value} for value in ("", None, 3)),
+        {"what": "pixels"},
+    ],
+    ids=str,
 )
 def test_wrong_values_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ArgumentError):
-        PartialCache("cache", **wrong)
+        PartialCache(**({"dir": "cache"} | wrong))
 
 
 @pytest.mark.parametrize(

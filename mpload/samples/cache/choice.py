@@ -88,8 +88,12 @@ class PartialCache:
     def __post_init__(self) -> None:
         if parse_bytes(self.max_bytes) < MIB:
             raise ArgumentError(f"max_bytes must be at least 1 MiB, got {self.max_bytes}")
-        if self.fraction is not None and not 0 < self.fraction <= 1:
-            raise ArgumentError(f"fraction must be in (0, 1], or None to fill max_bytes, got {self.fraction}")
+        folder: object = self.dir
+        if not isinstance(folder, str | os.PathLike) or not os.fspath(folder):
+            raise ArgumentError(f"dir must be the path of a folder, got {folder!r}")
+        fraction: object = self.fraction
+        if fraction is not None and not (isinstance(fraction, int | float | np.floating) and 0 < fraction <= 1):
+            raise ArgumentError(f"fraction must be in (0, 1], or None to fill max_bytes, got {fraction!r}")
         if self.what not in set(CachedForm):
             raise ArgumentError(f'what must be "bytes" or "resized", got {self.what!r}')
         object.__setattr__(self, "machines", check_machines(self.machines, self.machine, self.token))

@@ -118,8 +118,6 @@ def verify_pack(
 ) -> None:
     """Check a finished pack: make every shard again, one sample at a time in memory, and compare it byte for byte.
 
-    The index of the pack is compared too.
-
     Args:
         index: The index that was packed.
         out: The folder of the pack.
