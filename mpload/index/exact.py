@@ -1,4 +1,7 @@
-"""Compares integers with floats exactly, as Python does. NumPy would round integers above 2^53 to floats first."""
+"""Compares integers with floats exactly, as Python does, and computes with integers that were divided by 0.
+
+NumPy would round integers above 2^53 to floats first.
+"""
 
 import operator
 from collections.abc import Callable
@@ -8,13 +11,33 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["compared"]
+__all__ = ["DIVIDED", "compared", "divided", "floats_of"]
+
+DIVIDED = np.dtype([("integer", np.float64)])
+"""The dtype of integers, inf and nan, to tell them from floats."""
+_EXACT_IN_FLOAT = float(1 << 53)
+
+
+def floats_of(values: NDArray[Any]) -> NDArray[np.float64]:
+    """Return numbers, or values of the dtype `DIVIDED`, as floats."""
+    return values.astype(np.float64)
+
+
+def divided(compute: Callable[[Any, Any], Any], left: NDArray[Any], right: NDArray[Any]) -> NDArray[Any] | None:
+    """Return what is computed with integers, of the dtype `DIVIDED`, or floats for `/`; None if digits are lost."""
+    parts = floats_of(left), floats_of(right)
+    with np.errstate(all="ignore"):
+        found: NDArray[Any] = np.asarray(compute(*parts))
+    if any(np.abs(each[np.isfinite(each)]).max(initial=0.0) >= _EXACT_IN_FLOAT for each in (*parts, found)):
+        return None
+    return found if compute is np.true_divide else found.astype(DIVIDED)
 
 
 def compared(compare: Callable[[Any, Any], Any], left: Any, right: Any) -> Any:
     """Return the truth of a comparison from `operator`, such as `operator.lt`, for arrays or Python numbers."""
     if not isinstance(left, np.ndarray) and not isinstance(right, np.ndarray):
         return compare(left, right)
+    left, right = (_plain(each) for each in (left, right))
     kinds = _is_float(left), _is_float(right)
     if kinds == (False, True):
         found, floats = compare(_signs(left, np.asarray(right)), 0), right
@@ -23,6 +46,10 @@ def compared(compare: Callable[[Any, Any], Any], left: Any, right: Any) -> Any:
     else:
         return compare(left, right)
     return np.where(np.isnan(floats), compare is operator.ne, found)
+
+
+def _plain(value: Any) -> Any:
+    return floats_of(value) if isinstance(value, np.ndarray) and value.dtype == DIVIDED else value
 
 
 def _is_float(value: Any) -> bool:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from mpload.errors import ArgumentError
 from mpload.index.blocks import Block, binary_array, booleans_of
 from mpload.index.columns import ColumnType, format_columns
-from mpload.index.exact import compared
+from mpload.index.exact import DIVIDED, compared, divided, floats_of
 from mpload.index.index import Index, header_of
 
 __all__ = ["Condition", "parse_condition"]
@@ -31,7 +31,6 @@ _EXAMPLE: Final = 'Write, for example, label == 3 and image.endswith(".jpg")'
 _MAX_INTEGER: Final = (1 << 63) - 1
 _SAFE_INTEGER: Final = float((1 << 63) - (1 << 12))  # anything smaller, though rounded, fits into int64
 
-_EXACT_IN_FLOAT: Final = 1 << 53
 
 Condition = Callable[[Block], NDArray[np.bool_]]
 """Returns whether each sample of a block fulfils the condition, bool [n]."""
@@ -66,7 +65,7 @@ def parse_condition(text: str, index: Index) -> Condition:
     `+`, `-`, `*`, `/`, `//`, `%`; and `.startswith("...")` and `.endswith("...")`. Labels may be compared with names of
     classes. A cell that locates a file is the text in the index. Texts are compared byte by byte.
 
-    Unlike in Python, division by zero is not an error: it gives inf or nan.
+    Unlike in Python, division by zero is not an error: it gives inf or nan. Only with integers above 2**53 it is one.
 
     Raises:
         ArgumentError: the text is not such a condition.
@@ -222,13 +221,21 @@ class _Parser:
         )
 
     def _computed(self, compute: Any, left: Any, right: Any) -> Any:
-        """Compute with numbers; integers stay exact, or are refused."""
+        """Compute with numbers; integers stay exact, or are refused.
+
+        Integers among which some were divided by 0, so that there are inf and nan, have the dtype `DIVIDED`.
+        """
         left, right = np.asarray(left), np.asarray(right)
-        are_integers = left.dtype.kind == right.dtype.kind == "i"
-        if compute in {np.floor_divide, np.mod} and are_integers and not right.all():
-            if max(_largest(left), _largest(right)) > _EXACT_IN_FLOAT:
-                raise self.error("a divisor is 0, and integers exceed 2**53", "Compute with 1.0 * column")
-            left, right, are_integers = left.astype(np.float64), right.astype(np.float64), False
+        are_integers = all(each.dtype.kind == "i" or each.dtype == DIVIDED for each in (left, right))
+        divides_by_zero = compute in {np.floor_divide, np.mod} and not floats_of(right).all()
+        if are_integers and (divides_by_zero or DIVIDED in {left.dtype, right.dtype}):
+            if (found := divided(compute, left, right)) is not None:
+                return found
+            raise self.error(
+                "a divisor is 0, and integers exceed 2**53",
+                "Select the samples with other divisors first, then among them",
+            )
+        left, right = (floats_of(each) if each.dtype == DIVIDED else each for each in (left, right))
         with np.errstate(all="ignore"):
             found = compute(left, right)
             if are_integers and found.dtype.kind == "i":
@@ -377,8 +384,3 @@ _ARROW_NAMES: Final = {
     operator.ge: "greater_equal",
 }
 _METHODS: Final = {"startswith": "starts_with", "endswith": "ends_with"}
-
-
-def _largest(values: NDArray[np.int64]) -> int:
-    """Return the largest absolute value of integers."""
-    return max(abs(int(values.min(initial=0))), abs(int(values.max(initial=0))))

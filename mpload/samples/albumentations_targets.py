@@ -228,10 +228,13 @@ def _size_of(image: Any) -> tuple[int, int]:
 
 def _fills_of(transform: Any) -> Iterator[float]:
     """Yield the values with which a transform, and those that it consists of, fill masks."""
-    value = getattr(transform, "fill_mask", None)
-    if value is not None:
-        yield from map(float, np.ravel(value))
-    for each in getattr(transform, "transforms", None) or ():
+    for name in ("fill_mask", "mask_drop_value"):
+        try:
+            yield from np.ravel(np.asarray(getattr(transform, name, ()), np.float64)).tolist()
+        except (TypeError, ValueError):  # None, or a word of the user's own transform
+            continue
+    inner = getattr(transform, "transforms", ())
+    for each in inner if isinstance(inner, Sequence) else ():
         yield from _fills_of(each)
 
 

@@ -18,6 +18,7 @@ class Storage(Protocol):
     """A place from which bytes are read.
 
     If it has an attribute `max_parallel_reads`, that many threads may call `read` at the same time; otherwise only one.
+    A `PartialCache` needs an attribute `cache_key`, a text that is the same for storages that read the same.
     """
 
     def read(self, ranges: Sequence[ByteRange]) -> list[bytes]:

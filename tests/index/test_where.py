@@ -149,6 +149,16 @@ def test_large_integers_stay_exact_beside_a_division_by_zero_or_are_refused(tmp_
     for lines in ([(large, 10), (5, 0)], [(5, 0), (7, -large)]):
         with pytest.raises(ArgumentError, match=r"a divisor is 0, and integers exceed 2\*\*53"):
             held(lines, f"id {operation} parts == {result}")
+    for text in (f"(parts {operation} 3) + id == {large}", f"id - (parts {operation} 3) in [{large}]"):
+        assert held([(large, 3)], text) == [operation == "%"]
+        with pytest.raises(ArgumentError, match=r"a divisor is 0, and integers exceed 2\*\*53"):
+            held([(large, 3), (0, 0)], text.replace(" 3)", " parts)"))
+    assert held([(6, 3), (5, 0)], f"(id {operation} parts) * 10 + 1 == {'1' if operation == '%' else '21'}") == [
+        True,
+        False,
+    ]
+    assert held([(6, 3), (5, 0)], f"(id {operation} parts) / 4 in [0, 0.5]") == [True, False]
+    assert held([(6, 3), (5, 0)], f"-(id {operation} parts) <= 0.5") == [True, operation == "//"]
 
 
 def labels() -> list[Any]:

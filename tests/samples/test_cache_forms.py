@@ -11,18 +11,19 @@ from PIL import Image
 
 from mpload import (
     BySource,
+    GpuDecode,
     ImageDecoder,
     Limits,
     Mixture,
     MPDataset,
     PartialCache,
     PilTransform,
+    RandomCrop,
     RandomResizedCrop,
     ResizeCenterCrop,
-    Views,
 )
-from mpload.errors import ArgumentError, MploadError
-from mpload.samples.cache.compact import Compact, compact_for
+from mpload.errors import ArgumentError, MploadError, MploadWarning
+from mpload.samples.cache.compact import Compact, compact_for, warn_of_other_pixels
 from mpload.samples.policy import ErrorPolicy
 from mpload.storage.ranges import ByteRange
 from tests.support.caches import NUM_FILES, opened, raw, read_epoch, sources
@@ -37,21 +38,19 @@ class Adding:
     folder: Path
     amount: int
 
+    @property
+    def cache_key(self) -> str:
+        return f"adds {self.amount}"
+
     def read(self, ranges: Sequence[ByteRange]) -> list[bytes]:
         found = (np.frombuffer((self.folder / each.path).read_bytes(), np.uint8) for each in ranges)
         return [(each + np.uint8(self.amount)).tobytes() for each in found]
 
 
-class SlottedAdding(Adding):
-    """The same with slots, of another name."""
-
-    __slots__ = ()
-
-
-def test_storages_do_not_see_what_others_have_cached(files: Path, tmp_path: Path) -> None:
+def test_storages_with_other_keys_do_not_see_what_others_have_cached(files: Path, tmp_path: Path) -> None:
     cache = PartialCache(tmp_path / "cache", fraction=1.0)
-    storages = [None, *(kind(files.parent, amount) for kind in (Adding, SlottedAdding) for amount in (1, 2))]
     folders = set()
+    storages = [None, *(Adding(files.parent, amount) for amount in (1, 2))]
     for storage in storages * 2:
         dataset = raw(files, cache, storage=storage)
         amount = np.uint8(0 if storage is None else storage.amount)
@@ -59,7 +58,16 @@ def test_storages_do_not_see_what_others_have_cached(files: Path, tmp_path: Path
         assert read_epoch(dataset) == expected
         folders.add(opened(dataset).folder.path)
     assert len(folders) == len(storages)
-    assert opened(dataset).counts.hits == NUM_FILES, "the same storage has the same cache again"
+    assert opened(dataset).counts.hits == NUM_FILES, "the same key has the same cache again"
+
+
+@pytest.mark.parametrize("key", [None, 3, b"key"])
+def test_a_cache_of_a_storage_without_a_key_is_refused(files: Path, tmp_path: Path, key: Any) -> None:
+    class Keyless(Adding):
+        cache_key = key
+
+    with pytest.raises(ArgumentError, match="Keyless needs an attribute cache_key"):
+        raw(files, PartialCache(tmp_path / "cache"), storage=Keyless(files.parent, 1))
 
 
 @pytest.fixture
@@ -106,7 +114,7 @@ def test_the_form_follows_decoders_of_all_kinds() -> None:
     crop = RandomResizedCrop(64, limits=limits, exif_orientation=False)
     wanted = Compact(limits=limits, upright=False)
     whole = ImageDecoder(limits=limits, exif_orientation=False)
-    for decode in (crop, whole, Views(both=(2, crop)), PilTransform(np.asarray, whole), BySource({"a.txt": crop})):
+    for decode in (crop, whole, PilTransform(np.asarray, whole), GpuDecode(crop), BySource({"a.txt": crop})):
         assert compact_for(decode) == wanted
     assert compact_for(lambda data: data) == compact_for(BySource({"a.txt": None})) == Compact()
     assert wanted.form != Compact().form
@@ -119,3 +127,34 @@ def test_sources_that_open_images_differently_are_refused(photos: Path, tmp_path
     cache = PartialCache(tmp_path / "cache", what="resized")
     with pytest.raises(ArgumentError, match="needs the same limits and exif_orientation for all sources"):
         MPDataset(Mixture({photos: 1, other: 1}), decode=decode, cache=cache)
+
+
+class Odd:
+    """A decoder of the user's own with attributes that have other meanings elsewhere."""
+
+    groups = 2
+    crop = 224
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+
+    def decode(self, data: bytes) -> bytes:
+        return data
+
+
+def test_decoders_of_the_user_are_not_looked_into() -> None:
+    limits = Limits(max_pixels=1000)
+    assert compact_for(Odd(limits)) == Compact(limits=limits)
+
+
+@pytest.mark.parametrize(
+    "decode",
+    [
+        GpuDecode(RandomResizedCrop(384)),
+        BySource({"a.txt": RandomResizedCrop(64), "b.txt": RandomResizedCrop(384)}),
+        BySource({"a.txt": RandomCrop(64)}),
+    ],
+)
+def test_warnings_of_other_pixels_look_into_decoders(decode: Any) -> None:
+    with pytest.warns(MploadWarning, match=r"enlarges images to 384 pixels|makes patches"):
+        warn_of_other_pixels(decode)

@@ -116,6 +116,8 @@ def test_a_machine_that_is_gone_costs_a_warning_and_time_until_it_is_back(
 class SlowStorage:
     """Reads files of zeros, each in a while, and counts them. One thread at a time may read."""
 
+    cache_key = ""
+
     def __init__(self) -> None:
         self.reads: Counter[str] = Counter()
 
@@ -148,6 +150,8 @@ def test_requests_for_a_sample_at_the_same_time_share_one_read(tmp_path: Path) -
 
 class NoStorage:
     """Can read nothing."""
+
+    cache_key = ""
 
     def read(self, ranges: Any) -> list[bytes]:
         raise StorageError(f"{ranges[0].path}: access is denied")

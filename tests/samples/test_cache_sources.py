@@ -42,6 +42,8 @@ def test_a_changed_source_is_read_again_unless_the_index_is_trusted(files: Path,
 class RemoteFiles:
     """A storage whose sources are not files of this machine."""
 
+    cache_key = "far"
+
     def __init__(self, files: Path) -> None:
         self.data = {f"data/{number}.bin": data for number, data in enumerate(sources(files))}
 

@@ -187,6 +187,19 @@ def test_ids_of_a_mask_are_never_mixed(dtype: str) -> None:
     assert {*np.unique(made)} <= {*np.unique(mask), *np.zeros(1, dtype)}
 
 
+def test_values_of_dropped_pixels_outside_of_the_ids_are_kept() -> None:
+    dropped = transformed(A.PixelDropout(dropout_prob=0.5, mask_drop_value=65_535, p=1), sample())["mask"]
+    assert (dropped == 65_535).any()
+
+
+def test_fill_values_that_are_no_numbers_are_left_to_their_transform() -> None:
+    class Own(A.HorizontalFlip):  # type: ignore[misc]
+        fill_mask = "reflect"
+        transforms = 5
+
+    np.testing.assert_array_equal(transformed(Own(p=1), sample())["mask"], sample()["mask"][:, ::-1])
+
+
 @pytest.mark.parametrize("fill", [-1, 65_535, -16_000_000, 1 << 30])
 @pytest.mark.parametrize("is_nested", [False, True])
 def test_a_fill_value_outside_of_the_ids_is_kept(fill: int, is_nested: bool) -> None:

@@ -60,6 +60,7 @@ class HangingFiles(SlowFiles):
 class SlowMemory:
     """Files in memory with a delay for each read. Records what was read, and by which threads."""
 
+    cache_key = "memory"
     max_parallel_reads = 4
 
     def __init__(self, files: dict[str, bytes], *, seconds: float = SLOW_SECONDS) -> None:

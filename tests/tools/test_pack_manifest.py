@@ -1,6 +1,7 @@
 """The manifest of a pack is read from the disk: any contents are either obeyed or named as damaged."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -101,9 +102,13 @@ def test_the_same_lines_with_another_root_or_other_classes_are_another_pack(
     (tmp_path / "second.txt").write_text(text.replace(*change))
     options = PackOptions(format=kind)
     pack_index(tmp_path / "first.txt", tmp_path / "pack", options)
-    for use in (pack_index, verify_pack):
-        with pytest.raises(ArgumentError, match=f"contains another pack: {what} differ"):
-            use(tmp_path / "second.txt", tmp_path / "pack", options)
+    with pytest.raises(ArgumentError, match=f"contains another pack: {what} differ"):
+        pack_index(tmp_path / "second.txt", tmp_path / "pack", options)
+    with pytest.raises(StorageError, match="differ"):
+        verify_pack(tmp_path / "second.txt", tmp_path / "pack", options)
+    shutil.copytree(tmp_path / "day", tmp_path / "moved")
+    (tmp_path / "moved.txt").write_text(text.replace("day", "moved"))
+    verify_pack(tmp_path / "moved.txt", tmp_path / "pack", options)  # the same data
     manifest = tmp_path / "pack" / "pack.json"
     facts = json.loads(manifest.read_text())
     manifest.write_text(json.dumps({name: facts[name] for name in facts.keys() - {"root", "classes"}}))
@@ -116,7 +121,8 @@ def test_the_same_lines_with_another_root_or_other_classes_are_another_pack(
     ("change", "message"),
     [
         ((b"\t1\n", b"\t0\n"), r"the lines of shard-000000.* differ"),
-        ((b"#classes cat", b"#classes cow"), "columns, classes or number of lines differ"),
+        ((b"#classes cat", b"#classes cow"), "number of lines, root, columns or classes differ"),
+        ((b"#columns", b"#root /other\n#columns"), "number of lines, root, columns or classes differ"),
     ],
 )
 def test_the_index_of_a_pack_is_verified_too(

@@ -1,12 +1,12 @@
 """`PartialCache`: the value of `cache=`, and the fraction of an index's samples that fits its size limit."""
 
-import hashlib
 import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from enum import StrEnum, auto
-from pathlib import Path, PurePath
+from numbers import Real
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -25,7 +25,6 @@ __all__ = ["CachedForm", "PartialCache", "open_cache"]
 
 _MAX_MEASURED = 256
 _MAX_RESIZED = 48
-_PARAMETERS = (str, bytes, int, float, PurePath)
 _USABLE_FRACTION = 0.97  # the rest allows for space that writers have reserved, and for an inexact mean size
 
 
@@ -88,13 +87,17 @@ class PartialCache:
     def __post_init__(self) -> None:
         if parse_bytes(self.max_bytes) < MIB:
             raise ArgumentError(f"max_bytes must be at least 1 MiB, got {self.max_bytes}")
-        folder: object = self.dir
-        if not isinstance(folder, str | os.PathLike) or not os.fspath(folder):
-            raise ArgumentError(f"dir must be the path of a folder, got {folder!r}")
+        given: object = self.dir
+        folder: object = os.fspath(given) if isinstance(given, str | os.PathLike) else None
+        if not isinstance(folder, str) or not folder:
+            raise ArgumentError(f"dir must be the path of a folder, got {self.dir!r}")
         fraction: object = self.fraction
-        if fraction is not None and not (isinstance(fraction, int | float | np.floating) and 0 < fraction <= 1):
-            raise ArgumentError(f"fraction must be in (0, 1], or None to fill max_bytes, got {fraction!r}")
-        if self.what not in set(CachedForm):
+        if fraction is not None:
+            share = float(fraction) if isinstance(fraction, Real) else 0.0
+            if not 0 < share <= 1:
+                raise ArgumentError(f"fraction must be in (0, 1], or None to fill max_bytes, got {fraction!r}")
+            object.__setattr__(self, "fraction", share)
+        if self.what not in list(CachedForm):
             raise ArgumentError(f'what must be "bytes" or "resized", got {self.what!r}')
         object.__setattr__(self, "machines", check_machines(self.machines, self.machine, self.token))
 
@@ -117,7 +120,8 @@ def open_cache(
         storage: The user's own storage; None if the index's paths name files or URLs.
 
     Raises:
-        ArgumentError: The table of places, 8 bytes per sample, would take more than half of `max_bytes`.
+        ArgumentError: The table of places, 8 bytes per sample, would take more than half of `max_bytes`, or
+            `storage` has no `cache_key`.
     """
     compact = (compact or Compact()) if choice.what == CachedForm.RESIZED else None
     has_roots_in_paths = isinstance(index, MixtureIndex) and not index.has_one_root
@@ -129,8 +133,8 @@ def open_cache(
         "num_samples": len(index),
         "index": str(index.path),
     }
-    if storage is not None:
-        about["storage"] = _name_of(storage)
+    if storage is not None and (key_of_storage := _key_of(storage)):
+        about["storage"] = key_of_storage
     key = key_of(about)
     path = Path(choice.dir).absolute() / f"{index.path.stem}-{choice.what}-{key:016x}"
     folder = CacheFolder(path, num_samples=len(index), key=key)
@@ -158,13 +162,19 @@ def open_cache(
     )
 
 
-def _name_of(storage: object) -> str:
-    """Return what tells a storage from others: its class, and a digest of its attributes that are numbers or texts."""
-    slots = [name for each in type(storage).__mro__ for name in np.ravel(getattr(each, "__slots__", ())).tolist()]
-    values = {name: getattr(storage, name) for name in slots if name != "__dict__" and hasattr(storage, name)}
-    values |= getattr(storage, "__dict__", {})
-    known = [(name, value) for name, value in sorted(values.items()) if isinstance(value, _PARAMETERS)]
-    return f"{type(storage).__qualname__} {hashlib.blake2b(repr(known).encode(), digest_size=8).hexdigest()}"
+def _key_of(storage: object) -> str:
+    """Return what tells the user's storage from others; empty if it reads the files that the index names.
+
+    Raises:
+        ArgumentError: it has no `cache_key`.
+    """
+    key = getattr(storage, "cache_key", None)
+    if not isinstance(key, str):
+        raise ArgumentError(
+            f"cache: {type(storage).__qualname__} needs an attribute cache_key, so that it does not get what others "
+            "have cached: a text that is the same for storages that read the same, such as the name of the server"
+        )
+    return key
 
 
 def _mean_bytes(index: Index, read: Callable[[Record], list[bytes]], compact: Compact | None) -> float:

@@ -6,8 +6,10 @@ from dataclasses import dataclass
 
 from mpload.errors import ArgumentError, DecodeError, MploadWarning
 from mpload.images.decoders import ResizeCenterCrop, center_short_side
+from mpload.images.gpu_decode import GpuDecode
 from mpload.images.image import open_image
 from mpload.images.limits import Limits
+from mpload.images.pil import PilTransform
 from mpload.images.shrink import SHRUNK_BY, shrunk_jpeg
 from mpload.samples.by_source import BySource
 
@@ -57,7 +59,13 @@ def compact_for(decode: object) -> Compact:
     Raises:
         ArgumentError: the decoders of a mixture's sources open images in different ways.
     """
-    found = {*_compacts_for(decode)}
+    found = {
+        Compact(
+            limits=limits if type(limits := getattr(each, "limits", None)) is Limits else Limits(),
+            upright=getattr(each, "exif_orientation", True) is not False,
+        )
+        for each in _openers(decode)
+    }
     if len(found) > 1:
         raise ArgumentError(
             'cache: what="resized" needs the same limits and exif_orientation for all sources. Use what="bytes", or '
@@ -66,34 +74,36 @@ def compact_for(decode: object) -> Compact:
     return found.pop()
 
 
-def _compacts_for(decode: object) -> Iterator[Compact]:
-    if isinstance(decode, BySource):
-        for choice in decode.choices.values():
-            yield from _compacts_for(choice)
-        return
-    inner = next((each for name in ("crop", "decode") if (each := getattr(decode, name, None)) is not None), decode)
-    if groups := getattr(decode, "groups", ()):  # of views, which open images alike
-        inner = groups[0][1].decode
-    limits = getattr(inner, "limits", None)
-    upright = getattr(inner, "exif_orientation", True)
-    yield Compact(limits=limits if type(limits) is Limits else Limits(), upright=upright is not False)
-
-
 def warn_of_other_pixels(decode: object) -> None:
     """Warn if a decoder would enlarge images of the compact form, or show patches of them."""
-    shape = getattr(decode, "output_shape", None)
-    if not isinstance(shape, tuple) or len(shape) != 3:
-        return
-    side = center_short_side(decode) if isinstance(decode, ResizeCenterCrop) else min(shape[:2])
-    if not getattr(decode, "resizes", True):
-        what = "makes patches of smaller images, so that they show more of the photograph"
-    elif side > _SHORT_SIDE:
-        what = f"enlarges images to {side} pixels"
-    else:
-        return
-    warnings.warn(
-        f'cache: what="resized" keeps images with a short side of {_SHORT_SIDE} pixels, and {type(decode).__name__} '
-        f'{what}. Use what="bytes", or pack the images with `mpload pack --resize-short`',
-        MploadWarning,
-        stacklevel=2,
-    )
+    for each in _openers(decode):
+        shape = getattr(each, "output_shape", None)
+        if not isinstance(shape, tuple) or len(shape) != 3:
+            continue
+        side = center_short_side(each) if isinstance(each, ResizeCenterCrop) else min(shape[:2])
+        if not getattr(each, "resizes", True):
+            what = "makes patches of smaller images, so that they show more of the photograph"
+        elif side > _SHORT_SIDE:
+            what = f"enlarges images to {side} pixels"
+        else:
+            continue
+        warnings.warn(
+            f'cache: what="resized" keeps images with a short side of {_SHORT_SIDE} pixels, and {type(each).__name__} '
+            f'{what}. Use what="bytes", or pack the images with `mpload pack --resize-short`',
+            MploadWarning,
+            stacklevel=2,
+        )
+
+
+def _openers(decode: object) -> Iterator[object]:
+    """Yield what opens images in a decoder."""
+    match decode:
+        case BySource():
+            for choice in decode.choices.values():
+                yield from _openers(choice)
+        case GpuDecode():
+            yield decode.crop
+        case PilTransform():
+            yield decode.decode
+        case _:
+            yield decode

@@ -9,6 +9,6 @@ lmdb_file    writes an LMDB data file, or compares one
 workers      worker processes, here or on other machines, that make shards
 folder       locks the folder of a pack, and deletes unfinished files
 rows         the rows of `.npy` shards, and the RawArray that reads them
-comparing    compares a file with what it should hold
+comparing    compares files, and the lines of the index, with what they should hold
 ```
 """

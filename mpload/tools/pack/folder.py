@@ -13,12 +13,11 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from mpload.errors import ArgumentError, StorageError
-from mpload.index.opening import open_index
 from mpload.index.publishing import check_local, new_file
-from mpload.index.text import format_line
+from mpload.tools.pack.comparing import lines_in
 from mpload.tools.pack.manifest import MANIFEST, read_manifest
 
-__all__ = ["begun_in", "changed_shards", "check_remade", "folder_at", "lines_in", "locked", "note_sizes", "swept"]
+__all__ = ["begun_in", "changed_shards", "check_remade", "folder_at", "locked", "note_sizes", "swept"]
 
 _LOCK = ".lock"
 _SIZES = "sizes.json"
@@ -94,11 +93,6 @@ def changed_shards(folder: Path, names: Sequence[str]) -> list[int]:
     return [number for number, size in enumerate(found) if size is None or size != sizes.get(names[number], size)]
 
 
-def lines_in(index: Path, positions: range) -> bytes:
-    """Return the lines that the index of a pack has at these positions."""
-    return b"".join(format_line(record.cells) for record in open_index(index).records(positions))
-
-
 def check_remade(shard: Path, lines: Path, index: Path, positions: range) -> None:
     """Check that the index of a finished pack has the lines of a shard that was made again, at these positions.
 
@@ -107,7 +101,7 @@ def check_remade(shard: Path, lines: Path, index: Path, positions: range) -> Non
     Raises:
         StorageError: samples lie elsewhere in it than in the shard that was lost.
     """
-    if lines.read_bytes() != lines_in(index, positions):
+    if lines.read_bytes() != b"".join(lines_in(index, positions)):
         shard.unlink()
         raise StorageError(
             f"{shard}: was made again, but its samples are not where {index.name} says. The source, the decoder or the "

@@ -36,17 +36,8 @@ from mpload.samples.policy import ErrorPolicy
 from mpload.storage.ranges import LmdbValue, Span
 from mpload.tools.bounded import LIMIT_ADVICE, BoundedBytes
 from mpload.tools.pack.columns import kept_columns
-from mpload.tools.pack.comparing import compare_file
-from mpload.tools.pack.folder import (
-    begun_in,
-    changed_shards,
-    check_remade,
-    folder_at,
-    lines_in,
-    locked,
-    note_sizes,
-    swept,
-)
+from mpload.tools.pack.comparing import compare_file, line_comparer
+from mpload.tools.pack.folder import begun_in, changed_shards, check_remade, folder_at, locked, note_sizes, swept
 from mpload.tools.pack.lmdb_file import compare_lmdb, write_lmdb
 from mpload.tools.pack.manifest import ANTIALIAS, MANIFEST, read_manifest, rows_in, tables_in
 from mpload.tools.pack.options import JpegForm, PackOptions, ShardFormat, stored_as
@@ -134,7 +125,7 @@ def verify_pack(
     check_workers(num_workers, on)
     if not (folder / _INDEX).exists():
         raise ArgumentError(f"{folder}: contains no finished pack. Make it first: mpload pack INDEX -o {folder}")
-    packer = _prepare(_opened(index), folder, options or PackOptions())
+    packer = _prepare(_opened(index), folder, options or PackOptions(), is_compared=True)
     packer.compare_index()
     packer.each(packer.compare, range(packer.num_shards), num_workers, on, progress)
 
@@ -224,20 +215,21 @@ class _Packer:
     def compare(self, shard: int) -> int:
         """Compare a shard and its lines in the index with what they should hold."""
         path = self.folder / self.name(shard)
-        lines: list[bytes] = []
+        compare_line = line_comparer(self.folder / _INDEX, self.positions(shard), path.name)
         if self.options.format is ShardFormat.LMDB:
-            compare_lmdb(path, self._lmdb_values(shard, lines.append))
+            compare_lmdb(path, self._lmdb_values(shard, compare_line))
         else:
-            compare_file(path, self._chunks(shard, lines.append))
-        if lines_in(self.folder / _INDEX, self.positions(shard)) != b"".join(lines):
-            raise StorageError(f"{self.folder / _INDEX}: the lines of {path.name} differ from the data of the index")
+            compare_file(path, self._chunks(shard, compare_line))
         return shard
 
     def compare_index(self) -> None:
-        """Compare the number of lines, columns and classes of the index of the pack with what they should be."""
+        """Compare the number of lines, root, columns and classes of the index of the pack with what they should be."""
         found = open_index(self.folder / _INDEX)
-        if (len(found), found.columns, found.classes) != (len(self.source), self._columns, self.source.classes):
-            raise StorageError(f"{found.path}: its columns, classes or number of lines differ from {self.source.path}")
+        facts = len(found), Path(found.root), found.columns, found.classes
+        if facts != (len(self.source), self.folder, self._columns, self.source.classes):
+            raise StorageError(
+                f"{found.path}: its number of lines, root, columns or classes differ from the packed index"
+            )
 
     @property
     def _columns(self) -> tuple[Column, ...]:
@@ -362,9 +354,10 @@ def _opened(index: str | os.PathLike[str] | Index) -> Index:
     return source
 
 
-def _prepare(source: Index, folder: Path, options: PackOptions) -> _Packer:
+def _prepare(source: Index, folder: Path, options: PackOptions, *, is_compared: bool = False) -> _Packer:
     """Read or write the manifest in the folder of a pack, and check that the folder belongs to this pack."""
-    about = {"root": roots_of(source), "classes": list(source.classes)}
+    # The files of a pack that is compared may have been moved.
+    about = {} if is_compared else {"root": roots_of(source), "classes": list(source.classes)}
     wanted = {"version": _VERSION, "index": source.fingerprint, **about, **asdict(options)}
     manifest = begun_in(folder)
     crop = None
@@ -387,7 +380,10 @@ def _prepare(source: Index, folder: Path, options: PackOptions) -> _Packer:
         with new_file(folder / MANIFEST) as file:
             file.write(json.dumps(manifest, indent=2).encode())
     elif different := sorted(name for name in wanted if manifest.get(name, about.get(name)) != wanted[name]):
-        raise ArgumentError(f"{folder} contains another pack: {', '.join(different)} differ. Name another folder")
+        moved = " If its files were only moved, correct it in pack.json." if "root" in different else ""
+        raise ArgumentError(
+            f"{folder} contains another pack: {', '.join(different)} differ.{moved} Name another folder"
+        )
     packer.samples_per_shard = manifest["samples_per_shard"]
     packer.rows, packer.tables = rows_in(manifest), tables_in(manifest)
     return packer
