@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["reached"]
+__all__ = ["reached", "readers_of"]
 
 _MAX_OBJECTS = 5000
 _MAX_NAME = 200
@@ -119,7 +119,7 @@ def _items_of(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 def _attributes_of(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     """Yield the attributes of an object, and its class."""
     kind: Any = type(value)
-    for key, read in _readers_of(kind):
+    for key, read in () if _is_proxy(kind) else readers_of(kind):
         with suppress(AttributeError):  # an empty slot
             found = read(value)
             if key == "__dict__":
@@ -130,14 +130,23 @@ def _attributes_of(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 @lru_cache(maxsize=128)
-def _readers_of(kind: Any) -> list[tuple[str, Callable[[Any], Any]]]:
-    """Return what reads the dict and the slots of an object; nothing if it stands for another object."""
-    bases = kind.__mro__[:-1]
-    if any("__class__" in vars(base) for base in bases):
-        return []
+def _is_proxy(kind: Any) -> bool:
+    """Return whether objects of a class stand for others."""
+    return any("__class__" in vars(base) for base in kind.__mro__[:-1])
+
+
+@lru_cache(maxsize=128)
+def readers_of(kind: Any) -> list[tuple[str, Callable[[Any], Any]]]:
+    """Return what reads the dict and the slots of an object of a class: names and functions. Empty slots raise errors.
+
+    No code of the user is called.
+
+    Raises:
+        AttributeError: by these functions, if a slot has no value.
+    """
     if issubclass(kind, threading.local):
         return [("__dict__", vars)]
-    members = [(key, each) for base in bases for key, each in vars(base).items()]
+    members = [(key, each) for base in kind.__mro__[:-1] for key, each in vars(base).items()]
     return [
         (key, each.__get__)
         for key, each in members
