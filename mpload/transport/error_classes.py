@@ -8,7 +8,7 @@ from typing import Any, TypeVar, cast
 from mpload.errors import MploadError, WorkerError
 from mpload.transport.messages import Answer, Failure
 
-__all__ = ["cannot_open", "error_like", "error_of"]
+__all__ = ["again", "cannot_open", "error_like", "error_of"]
 
 _Ours = TypeVar("_Ours", bound=MploadError)
 _Group = tuple[str, Sequence[Exception]]
@@ -18,13 +18,9 @@ _FIELDS = ("errno", "strerror", "filename")  # of an OSError
 
 def error_like(ours: type[_Ours], message: str, error: BaseException) -> _Ours:
     """Return an error of the class `ours` which is also of the class of `error`, and has its attributes."""
-    group = (error.message, error.exceptions) if isinstance(error, ExceptionGroup) else None
-    made: Any = _of_class(ours, message, type(error), group)
-    vars(made).update(vars(error))
-    if isinstance(error, OSError) and isinstance(made, OSError):
-        for name in _FIELDS:
-            setattr(made, name, getattr(error, name))
-    return cast("_Ours", made)
+    made = _of_class(ours, message, type(error), _group_of(error))
+    _copy_attributes(made, error)
+    return made
 
 
 def error_of(ours: type[_Ours], message: str, failure: Failure) -> _Ours:
@@ -53,6 +49,27 @@ def cannot_open(answer: Answer) -> WorkerError:
     return error_of(
         WorkerError, f"worker {answer.worker} cannot prepare for its work: {failure.cause}\n{text}", failure
     )
+
+
+def again(error: _Ours) -> _Ours:
+    """Return another error like `error`, to be raised later. Its traceback would keep the variables of frames alive."""
+    made: Any = _new(type(error), _group_of(error), first=type(error))
+    made.args = error.args
+    _copy_attributes(made, error)
+    if error.__cause__ is not None and error.__cause__.__traceback__ is None:
+        made.__cause__ = error.__cause__
+    return cast("_Ours", made)
+
+
+def _group_of(error: BaseException) -> _Group | None:
+    return (error.message, error.exceptions) if isinstance(error, ExceptionGroup) else None
+
+
+def _copy_attributes(made: BaseException, error: BaseException) -> None:
+    vars(made).update(vars(error))
+    if isinstance(error, OSError) and isinstance(made, OSError):
+        for name in _FIELDS:
+            setattr(made, name, getattr(error, name))
 
 
 def _of_class(ours: type[_Ours], message: str, kind: type[BaseException], group: _Group | None = None) -> _Ours:

@@ -7,8 +7,8 @@ from typing import Any, Self
 
 import pytest
 
-from mpload.errors import SampleError
-from mpload.transport.error_classes import error_like, error_of
+from mpload.errors import SampleError, WorkerError
+from mpload.transport.error_classes import again, error_like, error_of
 from mpload.transport.messages import Failure, details_of
 
 
@@ -97,6 +97,23 @@ def test_an_error_is_also_of_its_own_class(error: Exception, *, is_from_worker: 
     assert getattr(made, "mark", None) == getattr(error, "mark", None)
     for each in (pickle.loads(pickle.dumps(made)), copy.copy(made)):
         assert (type(each), str(each)) == (SampleError, "sample 3")
+
+
+@pytest.mark.parametrize("error", [None, *ERRORS], ids=lambda error: type(error).__name__)
+def test_an_error_that_is_raised_again_keeps_no_frames(error: Exception | None) -> None:
+    failure = Failure(sample=3, cause="c", details={} if error is None else details_of(error))
+    first: Any = error_of(WorkerError, "worker 3", failure)
+    first.history = ("worker 3",)
+    with pytest.raises(WorkerError) as raised:
+        raise first from failure.origin
+    second: Any = again(raised.value)
+    assert first.__traceback__ is not None
+    assert second.__traceback__ is None
+    assert (type(second), str(second), vars(second)) == (type(first), str(first), vars(first))
+    assert second.__cause__ is first.__cause__
+    assert getattr(second, "errno", None) == getattr(first, "errno", None)
+    second.__cause__ = first
+    assert again(second).__cause__ is None
 
 
 def test_a_group_is_divided_as_the_users_own() -> None:
