@@ -188,7 +188,7 @@ class WorkerError(MploadError, RuntimeError):
     `decode` and `transform` can be pickled and that a new process can import what they need. An error that
     `worker_init_fn` raises is also of its own class, so that your `except` catches it.
 
-    If workers died, the message ends with the latest deaths. A worker that died of SIGKILL was usually killed for
+    If workers died, the message names the latest deaths. A worker that died of SIGKILL was usually killed for
     lack of memory: lower `num_workers` or the decoder's `Limits.max_pixels`. A worker that died of SIGSEGV crashed in
     native code: `num_workers=0` makes the batches in your own process, where a debugger can see the crash. If a module
     breaks after a fork, pass `options=PoolOptions(starts_fresh=True)`.

@@ -1,23 +1,35 @@
-"""Notices changes to a dataset's attributes, so that workers get a new copy of it."""
+"""Notices changes to a dataset's attributes, so that workers get a new copy of it. No code of the user is called."""
 
+import random
+from collections import OrderedDict, deque
 from collections.abc import Iterator
-from types import FunctionType, MethodType, ModuleType
+from contextlib import suppress
+from logging import Logger
+from pathlib import PurePath
+from types import CellType, FunctionType, MethodType, ModuleType
 from typing import Any
+
+from mpload.loader.instead import Guarded
+from mpload.samples.reached import readers_of
 
 __all__ = ["Attributes", "Watch"]
 
 _MAX_VALUES = 1000
 _MAX_ITEMS = 100
 """Of a longer container only the length is compared."""
-_VALUES = (int, float, complex, str, bytes, type(None))
-_LEAVES = (ModuleType, FunctionType, MethodType, type)
+_VALUES: tuple[Any, ...] = (int, float, complex, str, bytes, type(None))
+_LEAVES = (*_VALUES, ModuleType, type, PurePath, Logger, Guarded)
+"""What is not looked into. Paths and loggers keep what they have computed, and a loader counts its batches."""
+_CONTAINERS: tuple[Any, ...] = (list, tuple, OrderedDict, dict, set, frozenset, deque)
+"""Their own methods read the items, not those of a class that the user has derived from them."""
 
 
 class Attributes:
     """The attributes of a dataset, of the objects in them, and so on, at one moment.
 
-    It takes up to a thousand values: numbers, strings and identities. What changes inside an array, a tensor or a long
-    list is not noticed, unless its length changes.
+    It takes up to a thousand values, nearest first: numbers, strings and identities. Objects are also reached through
+    slots, bound methods and the variables and default arguments of functions, not through classes, modules and globals.
+    What changes inside an array, a tensor or a long list is not noticed, unless its length changes.
     """
 
     def __init__(self, dataset: object) -> None:
@@ -55,24 +67,55 @@ class Watch:
 
 
 def _walk(dataset: object) -> Iterator[Any]:
-    """Yield each value, and after a container its length."""
-    left, seen = [dataset], set[int]()
+    """Yield each value, and after a container its length. The caller keeps all of them, so that identities stay."""
+    left: deque[Any] = deque([dataset])
+    seen = {id(random.seed.__self__)}  # type: ignore[attr-defined]  # the generator of `random.gauss` and others
     for _ in range(_MAX_VALUES):
         if not left:
             return
-        value = left.pop()
+        value = left.popleft()
         yield value
-        if isinstance(value, (*_VALUES, *_LEAVES)) or id(value) in seen:
+        kind: Any = type(value)  # `isinstance` would ask a proxy what it stands for
+        if issubclass(kind, _LEAVES) or id(value) in seen:
             continue
         seen.add(id(value))
-        if isinstance(value, list | tuple | dict | set | frozenset):
-            yield len(value)
-            if len(value) <= _MAX_ITEMS:
-                left += [*value, *value.values()] if isinstance(value, dict) else value
-        left += [*getattr(value, "__dict__", {}).items()]
+        container = next((each for each in _CONTAINERS if issubclass(kind, each)), None)
+        if container is not None:
+            yield (length := container.__len__(value))
+            if length <= _MAX_ITEMS and len(left) < _MAX_VALUES:  # others would not have their turn
+                left += container.__iter__(value)
+                left += container.values(value) if issubclass(container, dict) else ()
+        if kind not in _CONTAINERS and len(left) < _MAX_VALUES:
+            left += _inside(kind, value)
+
+
+def _inside(kind: Any, value: Any) -> Iterator[Any]:
+    """Yield what an object refers to, with the names of its attributes."""
+    if kind is FunctionType:
+        yield from (value.__defaults__, value.__kwdefaults__, value.__closure__)
+        yield from dict.items(value.__dict__)
+    elif kind is CellType:
+        with suppress(ValueError):  # the variable has no value yet
+            yield value.cell_contents
+    else:
+        for key, read in readers_of(kind):
+            with suppress(AttributeError):  # an empty slot
+                found = read(value)
+                if key == "__dict__":
+                    yield from dict.items(found)
+                else:
+                    yield key, found
 
 
 def _is_same(a: Any, b: Any) -> bool:
-    if isinstance(a, tuple):  # also a name and its value; the items follow
-        return isinstance(b, tuple) and len(a) == len(b)
-    return a is b or (isinstance(a, _VALUES) and type(a) is type(b) and (a == b or a != a))  # noqa: PLR0124  NaN
+    if a is b:
+        return True
+    kind: Any = type(a)
+    if kind is not type(b):
+        return False
+    if issubclass(kind, tuple):  # also a name and its value; the items follow
+        return len(a) == len(b)
+    if kind is MethodType:  # made anew wherever the user takes it; its object and its function follow
+        return True
+    base = next((each for each in _VALUES if issubclass(kind, each)), None)
+    return base is not None and (base.__eq__(a, b) is True or base.__ne__(a, a) is True)  # NaN differs from itself

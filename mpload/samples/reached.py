@@ -1,9 +1,11 @@
 """Finds the objects that a user's objects and functions refer to. No code of the user is called.
 
 It follows attributes, slots, items of containers, variables and default arguments of functions, the globals and modules
-that functions use, and what `functools.lru_cache` keeps. It leaves alone proxies, which stand for other objects.
+that functions use, and what `functools.lru_cache` keeps. It leaves alone proxies, which stand for other objects, and
+loaders and other objects of mpload, but for those that make samples.
 """
 
+import dis
 import gc
 import heapq
 import math
@@ -19,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["reached"]
+__all__ = ["names_loaded_by", "reached", "readers_of"]
 
 _MAX_OBJECTS = 5000
 _MAX_NAME = 200
@@ -29,6 +31,16 @@ _IMAGE_LIBRARIES = {"PIL", "albucore", "albumentations", "cv2", "kornia", "monai
 _OTHER_LIBRARIES = {"accelerate", "datasets", "lightning", "numpy", "pandas", "pyarrow", "ray", "scipy", "torch"}
 _LIBRARIES = _IMAGE_LIBRARIES | _OTHER_LIBRARIES | {"transformers"}
 """Packages whose code is not searched, if they are installed. The attributes of their objects are."""
+_SAMPLE_MAKERS = ("mpload.samples.", "mpload.images.")
+"""Modules of mpload whose objects hold code of the user."""
+_SHIFTS = {
+    dis.opmap[name]: shift
+    for name, shift in [("LOAD_GLOBAL", 1), ("LOAD_NAME", 0), ("LOAD_FROM_DICT_OR_GLOBALS", 0), ("IMPORT_NAME", 0)]
+    if name in dis.opmap
+}
+"""The instructions that load a global or a module by its name, and by how many bits their argument is shifted. That of
+`LOAD_GLOBAL` ends with a flag."""
+_EXTENDED_ARG = dis.opmap["EXTENDED_ARG"]
 
 
 def reached(code: Sequence[object], *, but: Iterable[object]) -> Iterator[tuple[str, Any]]:
@@ -119,7 +131,7 @@ def _items_of(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 def _attributes_of(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     """Yield the attributes of an object, and its class."""
     kind: Any = type(value)
-    for key, read in _readers_of(kind):
+    for key, read in () if _is_closed(kind) else readers_of(kind):
         with suppress(AttributeError):  # an empty slot
             found = read(value)
             if key == "__dict__":
@@ -130,14 +142,27 @@ def _attributes_of(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 @lru_cache(maxsize=128)
-def _readers_of(kind: Any) -> list[tuple[str, Callable[[Any], Any]]]:
-    """Return what reads the dict and the slots of an object; nothing if it stands for another object."""
+def _is_closed(kind: Any) -> bool:
+    """Return whether objects of a class are left alone: those that stand for others, and those of mpload."""
     bases = kind.__mro__[:-1]
-    if any("__class__" in vars(base) for base in bases):
-        return []
+    modules = [f"{base.__module__}." for base in bases]
+    return any("__class__" in vars(base) for base in bases) or any(
+        module.startswith("mpload.") and not module.startswith(_SAMPLE_MAKERS) for module in modules
+    )
+
+
+@lru_cache(maxsize=128)
+def readers_of(kind: Any) -> list[tuple[str, Callable[[Any], Any]]]:
+    """Return what reads the dict and the slots of an object of a class: names and functions. Empty slots raise errors.
+
+    No code of the user is called.
+
+    Raises:
+        AttributeError: by these functions, if a slot has no value.
+    """
     if issubclass(kind, threading.local):
         return [("__dict__", vars)]
-    members = [(key, each) for base in bases for key, each in vars(base).items()]
+    members = [(key, each) for base in kind.__mro__[:-1] for key, each in vars(base).items()]
     return [
         (key, each.__get__)
         for key, each in members
@@ -155,19 +180,29 @@ def _used_by(function: FunctionType) -> Iterator[tuple[str, Any]]:
     for values in (function.__defaults__, function.__kwdefaults__, function.__dict__):  # what a decorator wraps
         if values:
             yield function.__name__, values
-    for variable in sorted(set(_names_in(function.__code__))):
+    for variable in sorted(set(names_loaded_by(function.__code__))):
         if variable in function.__globals__:
             yield variable, function.__globals__[variable]
         elif variable in sys.modules:
             yield variable, sys.modules[variable]
 
 
-def _names_in(code: CodeType) -> Iterator[str]:
-    """Yield the names that code uses for globals and attributes, also inside of functions that it defines."""
-    yield from code.co_names
+def names_loaded_by(code: CodeType) -> Iterator[str]:
+    """Yield the names by which code loads globals and modules, also inside of functions that it defines.
+
+    `co_names` also holds the names of attributes, which may be those of unrelated globals.
+    """
+    argument = 0
+    for operation, low in zip(code.co_code[::2], code.co_code[1::2], strict=True):
+        argument = argument << 8 | low
+        if operation == _EXTENDED_ARG:
+            continue
+        if operation in _SHIFTS:
+            yield code.co_names[argument >> _SHIFTS[operation]]
+        argument = 0
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
-            yield from _names_in(constant)
+            yield from names_loaded_by(constant)
 
 
 def _behind(attribute: Any) -> Any:

@@ -64,6 +64,14 @@ class StreamWork:
         self._worker = worker
         self.dataset.open(worker)
 
+    def explain_end(self, death: str) -> str:
+        """Return why a death of a worker ends the epoch, and what to do."""
+        return (
+            f"{type(self.dataset.dataset).__name__}: {death}. The samples of an iterable dataset that a worker had are "
+            "lost with it, so it is not replaced. To find the cause, pass num_workers=0 or set PYTHONFAULTHANDLER=1. "
+            "If a batch may take longer, pass timeout=. Or make the dataset map-style: its workers are replaced"
+        )
+
     def fill(
         self, task: tuple[int, ...], arrays: Mapping[str, Any], first: int, last: int, report: ChunkReport
     ) -> None:

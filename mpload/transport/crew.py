@@ -76,11 +76,13 @@ class Crew:
         *,
         options: PoolOptions,
         count_oom_kills: Callable[[], int] | None,
+        explain: Callable[[str], str] | None = None,
     ) -> None:
         self._zygote = zygote
         self._board = board
         self._options = options
         self._count_oom_kills = count_oom_kills
+        self._explain = explain
         self._num_oom_kills = count_oom_kills() if count_oom_kills else 0
         self._clock = ObservedClock()
         self._pids: dict[int, int | None] = {}  # by worker number; None until the zygote reports the fork
@@ -200,7 +202,8 @@ class Crew:
             return None
         cause = stuck or describe_status(event.status) + self._oom_note()
         self._num_failed_starts = self._num_failed_starts + 1 if row.is_opening and event.status >= 0 else 0
-        where = f" at sample {row.sample} of its batch" if row.is_filling and row.sample is not None else ""
+        is_known = row.is_filling and row.sample is not None and self._explain is None
+        where = f" at sample {row.sample} of its batch" if is_known else ""
         self._record(f"worker {event.worker} (process {event.pid}): {cause}{where}")
         return Death(
             worker=event.worker,
@@ -262,16 +265,18 @@ class Crew:
         while now - self._history[0][0] > _HOUR_SECONDS:
             self._history.popleft()
         if len(self._history) > self._options.max_restarts:
-            self._give_up(
-                f"{len(self._history)} workers died within an hour, more than max_restarts={self._options.max_restarts}"
-            )
+            workers = "1 worker" if len(self._history) == 1 else f"{len(self._history)} workers"
+            self._give_up(f"{workers} died within an hour, more than max_restarts={self._options.max_restarts}")
         if self._num_failed_starts > _FAILED_STARTS:
             self._give_up("workers exit while they start. See the output that they printed")
 
     def _give_up(self, why: str) -> NoReturn:
         lines = tuple(text for _, text in self._history)
-        latest = "".join(f"\n  {text}" for text in lines[-_HISTORY_LINES:])
-        error = WorkerError(f"{why}. Latest deaths:{latest}")
+        if self._explain is None:
+            latest = "".join(f"\n  {text}" for text in lines[-_HISTORY_LINES:])
+            error = WorkerError(f"{why}. Latest deaths:{latest}")
+        else:
+            error = WorkerError(self._explain(lines[-1]))
         error.history = lines
         raise error
 

@@ -6,13 +6,14 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import Self
+from typing import NoReturn, Self
 from weakref import WeakSet
 
-from mpload.errors import ArgumentError, RefusedError
+from mpload.errors import ArgumentError, RefusedError, WorkerError
 from mpload.transport.batches import PoolOptions
 from mpload.transport.board import ParentBoard
 from mpload.transport.chunks import MAX_CHUNKS
+from mpload.transport.error_classes import again
 from mpload.transport.forking import Forks, why_not_fork
 from mpload.transport.inbox import Inbox
 from mpload.transport.interrupts import interrupts_held
@@ -126,10 +127,23 @@ class CloseOnError:
 
     def __init__(self, close: Callable[[], object]) -> None:
         self._close = close
+        self._cause: WorkerError | None = None
 
     def __enter__(self) -> None:
         pass
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
         if kind is not None and not issubclass(kind, RefusedError):
             self._close()
+            if isinstance(error, WorkerError) and self._cause is None:
+                self._cause = again(error)
+
+    def raise_cause(self) -> NoReturn:
+        """Raise the error that closed the pool again, or one that says that something else did.
+
+        Raises:
+            WorkerError: always.
+        """
+        if self._cause is None:
+            raise WorkerError("the pool was closed, perhaps by an interrupt. Iterate over the loader again")
+        raise again(self._cause)

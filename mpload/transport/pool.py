@@ -21,7 +21,7 @@ from mpload.transport.progress import Progress, progress_of
 from mpload.transport.ring import SlotRing, blank
 from mpload.transport.slots import SlotLayout
 from mpload.transport.stream import LatestStream, Stream
-from mpload.transport.worker import FinishingWork, Work
+from mpload.transport.worker import FinishingWork, StatefulWork, Work
 
 __all__ = ["WorkerPool"]
 
@@ -93,7 +93,10 @@ class WorkerPool:
         self.depth = num_slots
         """Maximum number of batches that `stream` keeps in flight. It may be lowered at any time to save memory."""
         try:
-            self._crew = Crew(parts.zygote, parts.board, options=options, count_oom_kills=count_oom_kills)
+            explain = work.explain_end if isinstance(work, StatefulWork) else None
+            self._crew = Crew(
+                parts.zygote, parts.board, options=options, count_oom_kills=count_oom_kills, explain=explain
+            )
             self._crew.start()
             self._crew.resize(num_workers)
         except BaseException:
@@ -301,12 +304,10 @@ class WorkerPool:
         return batch.filled(arrays, layout)
 
     def _check_usable(self) -> None:
-        if os.getpid() != self._owner_pid:
-            raise WorkerError(
-                f"these workers belong to process {self._owner_pid}. Make a loader in process {os.getpid()}"
-            )
+        if (pid := os.getpid()) != self._owner_pid:
+            raise WorkerError(f"these workers belong to process {self._owner_pid}. Make a loader in process {pid}")
         if not self._close.alive:
-            raise WorkerError("the pool was closed, perhaps by an interrupt. Iterate over the loader again")
+            self._close_on_error.raise_cause()
 
     def _poll(self, wait_seconds: float, batch: PendingBatch | None = None) -> None:
         """Wait up to `wait_seconds` for messages and process them: answers until `batch` is complete, or all."""

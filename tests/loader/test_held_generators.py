@@ -1,10 +1,15 @@
 """Generators that the user's code holds: a sample's numbers do not depend on its worker, or there is a warning."""
 
+import argparse
+import dataclasses
+import dis
 import random
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from types import CodeType, ModuleType
 from typing import Any, ClassVar
 
 import albumentations as A  # type: ignore[import-untyped]  # noqa: N812  as its documentation does
@@ -15,7 +20,7 @@ import torch
 from mpload import MPDataset, MPLoader, Views, build_index
 from mpload.images.decoders import RandomResizedCrop, ResizeCenterCrop
 from mpload.samples.held_generators import HeldGenerators
-from mpload.samples.reached import reached
+from mpload.samples.reached import names_loaded_by, reached
 from tests.support.held import (
     HOLDERS,
     IMAGE,
@@ -178,6 +183,21 @@ def load(dataset, num_workers):
         for _ in range(2):
             list(loader)
 
+class Images(NotDrawing):
+    def __init__(self):
+        super().__init__("NumPy")
+        self.loader = float  # an attribute with the name of a global
+
+    def __getitem__(self, index):
+        return self.loader(index)
+
+    def unused(self):
+        return other
+
+loader = other = MPLoader(Images(), batch_size=4, num_workers=1)
+for _ in range(2):
+    list(loader)
+    loader.release()  # so that the generators of the loader have been used when workers start
 load(NotDrawing("NumPy"), 2)
 load(Drawing("NumPy"), 0)
 for kind in KINDS:
@@ -247,6 +267,62 @@ def test_no_code_of_the_user_is_called_and_no_shape_of_objects_matters() -> None
     held.seed(np.random.default_rng(0))
     held.restore()
     assert list.__len__(queue) == 2
+
+
+def module_with(text: str, **values: Any) -> ModuleType:
+    """Return a module of the user."""
+    module = ModuleType("of_user")
+    vars(module).update(values)
+    exec(text, vars(module))
+    return module
+
+
+def test_the_name_of_an_attribute_is_not_taken_for_that_of_a_global() -> None:
+    rngs = [np.random.default_rng(number) for number in range(4)]
+    text = """
+def use(self):
+    self.loader()
+    def inner():
+        import of_user_too
+        return used.loader + [each.loader for each in (of_user_too, used)]
+    class Inner:
+        kept = inherited
+    return inner, Inner
+"""
+    others = {"loader": rngs[0], "used": rngs[1], "inherited": rngs[2]}
+    sys.modules["of_user_too"] = module_with("", imported=rngs[3])
+    try:
+        found = list(reached([vars(module_with(text, **others))["use"]], but=[]))
+    finally:
+        del sys.modules["of_user_too"]
+    named = {name: value for name, value in found if isinstance(value, np.random.Generator)}
+    assert named == {"used": rngs[1], "inherited": rngs[2], "of_user_too.imported": rngs[3]}
+
+
+def test_code_loads_the_names_that_its_disassembly_shows() -> None:
+    def shown(code: CodeType) -> Iterator[str]:
+        loads = {"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS", "IMPORT_NAME"}
+        yield from (each.argval for each in dis.get_instructions(code) if each.opname in loads)
+        for constant in code.co_consts:
+            if isinstance(constant, CodeType):
+                yield from shown(constant)
+
+    texts = [Path(str(module.__file__)).read_text() for module in (argparse, dataclasses)]
+    texts.append(f"def use():\n    return [{', '.join(f'name{number}' for number in range(1000))}]")  # long arguments
+    for text in texts:
+        code = compile(text, "of_user.py", "exec")
+        assert list(names_loaded_by(code)) == list(shown(code)) != []
+
+
+def test_loaders_are_not_searched_but_what_makes_samples_is() -> None:
+    class Own(MPLoader[Any]):
+        """A loader of the user."""
+
+    loaders = [kind(InAttribute(3), num_workers=0) for kind in (MPLoader, Own)]
+    list(loaders[0])
+    code = [loaders, Views(all=(2, RandomResizedCrop(8), noise()))]
+    places = {name.partition(".")[0] for name, value in reached(code, but=[]) if isinstance(value, np.random.Generator)}
+    assert places == {"Views"}
 
 
 def test_a_search_is_bounded() -> None:

@@ -1,5 +1,6 @@
 """MPLoader with iterable datasets: each worker iterates over a copy, and what cannot be promised is an error."""
 
+import re
 import sys
 from itertools import islice
 from typing import Any
@@ -8,7 +9,16 @@ import pytest
 from torch.utils.data import DataLoader
 
 from mpload import ArgumentError, MPLoader, MploadWarning, SampleError, StateError, WorkerError
-from tests.support.streams_of_users import Counting, Dying, Failing, KeepingPosition, OwnIterator, Random, Sharded
+from tests.support.streams_of_users import (
+    Counting,
+    Dying,
+    Failing,
+    Hanging,
+    KeepingPosition,
+    OwnIterator,
+    Random,
+    Sharded,
+)
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="worker pools need Linux"),
@@ -78,9 +88,25 @@ def test_an_error_of_the_iterator_ends_it() -> None:
         assert list(iteration) == []
 
 
-def test_a_dead_worker_is_an_error_since_its_position_is_lost() -> None:
-    with loader(Dying(), batch_size=None, num_workers=1) as batches, pytest.raises(WorkerError, match="SIGKILL"):
-        list(batches)
+@pytest.mark.parametrize(
+    ("dataset", "options", "cause"),
+    [(Dying(), {}, "SIGKILL"), (Hanging(), {"timeout": 0.3}, "stuck for more than 0.3 s")],
+)
+def test_a_dead_worker_is_an_error_since_its_position_is_lost(
+    dataset: Counting, options: dict[str, Any], cause: str
+) -> None:
+    with loader(dataset, batch_size=None, num_workers=1, **options) as batches:
+        iteration, found = iter(batches), set[str]()
+        assert list(islice(iteration, 4)) == [0, 1, 2, 3]
+        for _ in range(3):  # the cause does not change
+            with pytest.raises(WorkerError) as raised:
+                next(iteration)
+            found.add(str(raised.value))
+            assert raised.value.history
+        message = rf"{type(dataset).__name__}: worker 0 \(process \d+\): {cause}\. The samples of .* is not replaced"
+        assert len(found) == 1
+        assert re.match(message, found.pop())
+        assert next(iter(batches)) == 0
 
 
 def test_random_numbers_depend_on_seed_epoch_and_worker() -> None:

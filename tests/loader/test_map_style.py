@@ -184,6 +184,20 @@ def test_a_failed_sample_is_named(num_workers: int) -> None:
         list(batches)
 
 
+class Short(Sized):
+    def __getitem__(self, i: int) -> int:
+        raise MemoryError("cannot allocate 3 GiB")
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_lack_of_memory_in_a_sample_is_caught_as_such(num_workers: int) -> None:
+    message = "sample 0 of Short: MemoryError: cannot allocate 3 GiB"
+    with loader(Short(), num_workers=num_workers) as batches, pytest.raises(MemoryError, match=message) as raised:
+        next(iter(batches))
+    assert isinstance(raised.value, SampleError)
+
+
 @pytest.mark.processes
 def test_a_sample_of_another_shape_is_named() -> None:
     with loader(Odd(), num_workers=1) as batches:

@@ -64,6 +64,12 @@ class Dying(Counting):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+class Hanging(Counting):
+    def __iter__(self) -> Iterator[int]:
+        yield from range(4)
+        signal.pause()
+
+
 class Random(Counting):
     def __iter__(self) -> Iterator[float]:  # type: ignore[override]
         for _ in range(self.num_samples):

@@ -124,16 +124,21 @@ def test_the_caller_may_end_the_job_over_a_deadly_sample() -> None:
         del pool
 
 
-def test_too_many_deaths_end_the_job_with_their_history() -> None:
+@pytest.mark.parametrize(("max_restarts", "dead"), [(7, "8 workers"), (0, "1 worker")])
+def test_too_many_deaths_end_the_job_with_their_history(max_restarts: int, dead: str) -> None:
     def sample(batch: int, place: int) -> None:
         die("segfault")
 
+    options = PoolOptions(max_restarts=max_restarts)
     with leaves_nothing():
-        pool = WorkerPool(Numbers(sample), LAYOUT, num_slots=2, num_workers=2, options=PoolOptions(max_restarts=7))
-        with pytest.raises(WorkerError, match=r"(?s)8 workers died .*max_restarts=7.*SIGSEGV at sample") as caught:
-            next(pool.stream(tasks(1)))
-        assert len(caught.value.history) == 8
-        del pool, caught
+        pool = WorkerPool(Numbers(sample), LAYOUT, num_slots=2, num_workers=2, options=options)
+        stream = pool.stream(tasks(1))
+        message = rf"(?s)^{dead} died .*max_restarts={max_restarts}\. .*SIGSEGV at sample"
+        for _ in range(3):  # the pool is closed, and says why
+            with pytest.raises(WorkerError, match=message) as caught:
+                next(stream)
+            assert len(caught.value.history) == max_restarts + 1
+        del pool, stream, caught
 
 
 def test_the_cause_of_a_death_names_a_lack_of_memory() -> None:
