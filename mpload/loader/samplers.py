@@ -4,7 +4,8 @@ import base64
 import warnings
 from collections.abc import Iterable, Iterator, Sized
 from contextlib import suppress
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Self
 
 import torch
 from torch.utils.data import BatchSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
@@ -20,26 +21,63 @@ class Follower:
     """Tells a sampler of each epoch that begins, as long as nobody else does.
 
     Otherwise each epoch would have the same order, and a resumed run another one than before its checkpoint.
+
+    Several loaders may share a sampler. What somebody else has told it then holds for all of them.
     """
 
     def __init__(self, sampler: Any) -> None:
         self._sampler = sampler
-        self._seen: int = sampler.epoch
+        self._told: int = 0
+        """The epoch that the sampler had after this follower told it."""
+        self._asked: _Asked | None = None
+        """What somebody else has told it last, as far as this follower knows."""
         self._ahead = 0
         """By how many epochs the sampler is ahead of the loader, since somebody else has told it."""
 
     @staticmethod
     def suits(sampler: Any) -> bool:
         """Return whether a sampler has an epoch like that of torch's `DistributedSampler`."""
-        return hasattr(sampler, "set_epoch") and type(getattr(sampler, "epoch", None)) is int
+        return hasattr(sampler, "set_epoch") and type(getattr(sampler, "epoch", None)) in {int, _Marked}
 
     def begin(self, epoch: int) -> None:
         """Begin an epoch."""
-        if self._sampler.epoch != self._seen:
-            self._ahead = self._sampler.epoch - epoch
-        else:
+        found = self._sampler.epoch
+        # Where no mark was kept, the same number may have been told again: that cannot be noticed.
+        is_known = isinstance(found, _Marked) or (found == self._told and not isinstance(self._told, _Marked))
+        asked = getattr(found, "asked", self._asked) if is_known else _Asked(found)
+        if asked is not None and asked is not self._asked:
+            self._ahead = asked.epoch - epoch
+        self._asked = asked
+        if is_known:
             self._sampler.set_epoch(epoch + self._ahead)
-        self._seen = self._sampler.epoch
+        with suppress(AttributeError, TypeError):  # of a property without a setter
+            self._sampler.epoch = _Marked(self._sampler.epoch, asked)
+        self._told = self._sampler.epoch
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A call of `set_epoch` by somebody else. Two calls with the same number differ in their identity."""
+
+    epoch: int
+
+
+class _Marked(int):
+    """The epoch of a sampler, marked by a follower. It is an ordinary number for everybody else.
+
+    Whoever sets the epoch removes the mark, also if he sets the same number again. So a follower notices it without
+    changing a method of the sampler. Copies and pickles have no mark.
+    """
+
+    asked: _Asked | None
+
+    def __new__(cls, epoch: int, asked: _Asked | None) -> Self:
+        marked = super().__new__(cls, epoch)
+        marked.asked = asked
+        return marked
+
+    def __reduce__(self) -> tuple[type[int], tuple[int]]:
+        return int, (int(self),)
 
 
 class SamplerGenerator:

@@ -1,7 +1,9 @@
 """MPLoader with map-style datasets on several ranks: samplers that have epochs, and `drop_last`."""
 
 import base64
+import copy
 import json
+import pickle
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -48,6 +50,111 @@ def test_set_epoch_of_the_user_decides() -> None:
         told.set_epoch(epoch)
         assert list(batches) == expected(epoch)
     assert list(batches) == expected(10)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_set_epoch_with_the_same_number_repeats_the_epoch(num_workers: int) -> None:
+    told = sampler()
+    with loader(sampler=told, num_workers=num_workers) as batches:
+        for epoch in (3, 3, 4, 4, 0, 0):
+            told.set_epoch(epoch)
+            assert list(batches) == expected(epoch)
+        assert [list(batches) for _ in range(2)] == [expected(1), expected(2)]
+
+
+def test_set_epoch_before_the_loader_is_made_holds() -> None:
+    told = sampler()
+    for epoch in (4, 4, 2):
+        told.set_epoch(epoch)
+        assert list(loader(sampler=told)) == expected(epoch)
+
+
+def test_loaders_that_share_a_sampler_both_follow_what_it_is_told() -> None:
+    told = sampler()
+    train, again = loader(sampler=told), loader(sampler=told)
+    for epoch in (5, 5, 2):
+        told.set_epoch(epoch)
+        assert list(train) == list(again) == expected(epoch)
+    assert list(train) == expected(3)  # nobody has told it anything since
+    assert list(train) == expected(4)
+    assert list(again) == expected(3)
+
+
+def test_a_restored_epoch_counts_from_its_number_even_if_the_sampler_was_ahead() -> None:
+    told = sampler()
+    told.set_epoch(3)
+    batches = loader(sampler=told)
+    list(batches)
+    batches.load_state_dict(batches.state_dict() | {"epoch": 3})
+    assert list(batches) == expected(3)
+    batches.set_epoch(1)
+    assert list(batches) == expected(1)
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda told: pickle.loads(pickle.dumps(told))])
+def test_a_followed_sampler_and_its_copies_have_an_ordinary_epoch(copied: Any) -> None:
+    told = sampler()
+    list(loader(sampler=told))
+    again = copied(told)
+    assert (repr(again.epoch), again.epoch, json.dumps(again.epoch)) == ("0", 0, "0")
+    assert b"mpload" not in pickle.dumps(told)
+    assert list(loader(sampler=again)) == expected(0)
+    again.set_epoch(6)
+    assert list(loader(sampler=again)) == expected(6)
+
+
+class Slotted:
+    """A sampler whose epoch can be assigned to, but which has no other room."""
+
+    __slots__ = ("epoch",)
+
+    def __init__(self) -> None:
+        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[int]:
+        yield self.epoch
+
+
+class Guarding(Slotted):
+    """A sampler that keeps the number and nothing else."""
+
+    __slots__ = ("_number",)
+
+    @property
+    def epoch(self) -> int:
+        return self._number
+
+    @epoch.setter
+    def epoch(self, number: int) -> None:
+        self._number = int(number)
+
+
+class Closed(Slotted):
+    """A sampler whose epoch can only be read."""
+
+    __slots__ = ("_number",)
+    epoch = property(lambda self: self._number)
+
+    def __init__(self) -> None:
+        self._number = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self._number = epoch
+
+
+@pytest.mark.parametrize("kind", [Slotted, Guarding, Closed])
+def test_samplers_of_every_make_are_followed(kind: Any) -> None:
+    told = kind()
+    batches = loader(sampler=told, batch_size=None, collate_fn=None)
+    assert [list(batches) for _ in range(2)] == [[0], [1]]
+    told.set_epoch(5)
+    assert [list(batches) for _ in range(2)] == [[5], [6]]
+    told.set_epoch(6)
+    assert list(batches) == [6 if kind is Slotted else 7]  # only a mark shows that it was told the same number
 
 
 @pytest.mark.parametrize("epoch", [0, 1, 2])
