@@ -209,10 +209,13 @@ class SampledRun:
 
     def wanted(self, epoch: Epoch) -> Iterator[Wanted]:
         """Yield the samples of each batch of an epoch. The key of a sample is its position in the epoch."""
+        return self._wanted(epoch, ahead=False)
+
+    def _wanted(self, epoch: Epoch, *, ahead: bool) -> Iterator[Wanted]:
         for follower in self._followers:
             follower.begin(epoch.number)
         position = 0
-        for number, batch in enumerate(self._generator.drawn(self._batches)):
+        for number, batch in enumerate(self._generator.drawn(self._batches, ahead=ahead)):
             indices = list(batch) if self._are_lists else [batch]
             if number >= epoch.position:
                 yield Wanted(indices=indices, keys=range(position, position + len(indices)))
@@ -220,7 +223,7 @@ class SampledRun:
 
     def whole_tasks(self, epoch: Epoch) -> Iterator[BatchTask]:
         """Yield the tasks of an epoch for workers that make whole batches."""
-        for batch, wanted in enumerate(self.wanted(epoch)):
+        for batch, wanted in enumerate(self._wanted(epoch, ahead=True)):
             number = BatchNumber(
                 seed=epoch.seed, epoch=epoch.number, start=epoch.position, batch=batch, topology=Topology()
             )

@@ -2,9 +2,11 @@
 
 import base64
 import warnings
-from collections.abc import Iterable, Iterator, Sized
+from collections.abc import Iterator
 from contextlib import suppress
+from copy import copy
 from dataclasses import dataclass
+from itertools import chain, islice
 from typing import Any, Self
 
 import torch
@@ -15,6 +17,9 @@ from mpload.errors import MploadWarning, StateError
 __all__ = ["Follower", "SamplerGenerator"]
 
 _RANDOM = {RandomSampler, SubsetRandomSampler, WeightedRandomSampler}
+_MAX_DRAWS = 2**27
+"""The longest epoch of which the end is computed at its beginning. It takes a few seconds."""
+_DRAWN_AT_ONCE = 2**20
 
 
 class Follower:
@@ -95,23 +100,59 @@ class SamplerGenerator:
         """The state at the beginning of the latest epoch."""
         self._restored: str | None = None
         """The state at the beginning of an epoch that is to be continued."""
-        self._drawn = _Drawn((), 0)
+        self._open: _Open | None = None
+        """The epoch whose batches are being drawn from the generator itself."""
 
     @property
     def _generator(self) -> torch.Generator | None:
         found = self._sampler.generator if type(self._sampler) in _RANDOM else None
         return found if isinstance(found, torch.Generator) else None
 
-    def drawn(self, batches: Iterable[Any]) -> Iterator[Any]:
-        """Return the batches of the sampler, for an epoch that begins now."""
-        if self._generator is None:
-            return iter(batches)
+    def drawn(self, batches: Any, *, ahead: bool) -> Iterator[Any]:
+        """Yield the batches of the sampler, for an epoch that begins now.
+
+        The next epoch begins where the generator is at the end of this one, also if this one is left early.
+
+        Args:
+            batches: The sampler, or a `BatchSampler` around it.
+            ahead: Whether batches are drawn ahead of the loop. The workers then decide how far, so the generator moves
+                to the end of the epoch at once. Otherwise it moves as in a DataLoader, since others may draw from it.
+        """
+        generator = self._generator
+        if generator is None:
+            yield from batches
+            return
         if self._restored is not None:  # another sampler may have drawn from it in the meantime
-            self._generator.set_state(_decoded(self._restored))
-            self._restored = None
-        self._begun = _encoded(self._generator)
-        self._drawn = _Drawn(batches, len(batches) if isinstance(batches, Sized) else 0)
-        return self._drawn
+            generator.set_state(_decoded(self._restored))
+            self._restored = self._open = None
+        self._leave(self._open)
+        begun = generator.get_state()
+        self._begun = _encoded(begun)
+        if not _has_end(self._sampler):
+            yield from batches
+            return
+        used = _like(generator, begun) if ahead else generator
+        left = iter(_drawing_from(used, batches) if ahead else batches)
+        first = [*islice(left, 1)]
+        end = _end_of(self._sampler, begun=_like(generator, begun), now=used.get_state())
+        if ahead:
+            generator.set_state(end)
+            yield from chain(first, left)
+            return
+        here = self._open = _Open(generator, end)
+        try:
+            yield from chain(first, left)
+        except GeneratorExit:
+            self._leave(here)
+            raise
+        if self._open is here:  # it has drawn all, and others may have drawn from the generator in between
+            self._open = None
+
+    def _leave(self, epoch: "_Open | None") -> None:
+        """Move the generator to the end of an epoch, unless another one has begun since."""
+        if epoch is not None and epoch is self._open:
+            epoch.generator.set_state(epoch.end)
+            self._open = None
 
     def at_beginning(self) -> str | None:
         """Return the state at the beginning of the latest epoch; None if there is no generator."""
@@ -121,8 +162,7 @@ class SamplerGenerator:
         """Return the state with which the next epoch begins; None if there is no generator."""
         if self._generator is None:
             return None
-        self._drawn.end()
-        return self._restored or _encoded(self._generator)
+        return self._restored or _encoded(self._generator.get_state() if self._open is None else self._open.end)
 
     def restore(self, state: str | None, *, epoch: int, is_within: bool) -> None:
         """Restore the state at the beginning of an epoch. Warn if the sampler will draw another order.
@@ -152,7 +192,7 @@ class SamplerGenerator:
                     f"the checkpoint is not a valid mpload state: sampler is no state of a generator ({error}). Pass "
                     "what state_dict() returned, unchanged"
                 ) from error
-            self._restored = state if is_within else None
+            self._restored, self._open = state if is_within else None, None
         elif epoch:
             warnings.warn(
                 f"the checkpoint does not hold the state of the sampler's generator, so epoch {epoch} has another "
@@ -162,30 +202,60 @@ class SamplerGenerator:
             )
 
 
-class _Drawn:
-    """The batches that a sampler draws in an epoch."""
+@dataclass(frozen=True, slots=True)
+class _Open:
+    """An epoch whose batches are being drawn."""
 
-    def __init__(self, batches: Iterable[Any], num_batches: int) -> None:
-        self._left = iter(batches)
-        self._num_left = num_batches
-        self._taken: list[Any] = []
-
-    def __iter__(self) -> Iterator[Any]:
-        return self
-
-    def __next__(self) -> Any:
-        self._num_left -= 1
-        return self._taken.pop() if self._taken else next(self._left)
-
-    def end(self) -> None:
-        """Let the sampler draw what it draws at its end, if all its batches have been taken."""
-        if self._num_left <= 0 and not self._taken:
-            with suppress(StopIteration):
-                self._taken.append(next(self._left))
+    generator: torch.Generator
+    end: torch.Tensor
+    """The state of the generator at the end of the epoch."""
 
 
-def _encoded(generator: torch.Generator) -> str:
-    return base64.b64encode(generator.get_state().numpy().tobytes()).decode()
+def _has_end(sampler: Any) -> bool:
+    """Return whether the end of an epoch can be found out quickly: not if `num_samples` stands for endless training."""
+    if type(sampler) is not RandomSampler:
+        return True
+    overhead = 0 if sampler.replacement else 64 * sampler.num_samples // len(sampler.data_source)
+    return int(sampler.num_samples) + overhead <= _MAX_DRAWS
+
+
+def _end_of(sampler: Any, *, begun: torch.Generator, now: torch.Tensor) -> torch.Tensor:
+    """Return the state of a sampler's generator at the end of an epoch.
+
+    Args:
+        sampler: One of torch's random samplers.
+        begun: A copy of its generator at the beginning of the epoch, to draw from.
+        now: The state of its generator after the first batch.
+    """
+    if type(sampler) is not RandomSampler:
+        return now  # the others draw everything at once
+    length, num_samples = len(sampler.data_source), sampler.num_samples
+    if sampler.replacement:
+        for start in range(0, num_samples, _DRAWN_AT_ONCE):
+            size = min(_DRAWN_AT_ONCE, num_samples - start)
+            torch.randint(length, (size,), dtype=torch.int64, generator=begun)
+    else:
+        for _ in range(num_samples // length + 1):
+            torch.randperm(length, generator=begun)
+    return begun.get_state()
+
+
+def _drawing_from(generator: torch.Generator, sampler: Any) -> Any:
+    """Return a copy of a sampler, or of a `BatchSampler` around it, that draws from another generator."""
+    drawing = copy(sampler)
+    if type(sampler) is BatchSampler:
+        drawing.sampler = _drawing_from(generator, sampler.sampler)
+    else:
+        drawing.generator = generator
+    return drawing
+
+
+def _like(generator: torch.Generator, state: torch.Tensor) -> torch.Generator:
+    return torch.Generator(generator.device).set_state(state)
+
+
+def _encoded(state: torch.Tensor) -> str:
+    return base64.b64encode(state.numpy().tobytes()).decode()
 
 
 def _decoded(state: str) -> torch.Tensor:

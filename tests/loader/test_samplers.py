@@ -5,6 +5,7 @@ import copy
 import json
 import pickle
 from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -205,6 +206,8 @@ RANDOM: dict[str, Callable[[], dict[str, Any]]] = {
     "random": lambda: {"sampler": RandomSampler(NUMBERS, generator=generator())},
     "full batches": lambda: {"sampler": RandomSampler(range(40), generator=generator())},
     "part": lambda: {"sampler": RandomSampler(NUMBERS, num_samples=30, generator=generator())},
+    "several times": lambda: {"sampler": RandomSampler(NUMBERS, num_samples=100, generator=generator())},
+    "replaced": lambda: {"sampler": RandomSampler(NUMBERS, replacement=True, num_samples=70, generator=generator())},
     "subset": lambda: {"sampler": SubsetRandomSampler(range(5, 38), generator=generator())},
     "weighted": lambda: {"sampler": WeightedRandomSampler([*range(1, 44)], 43, generator=generator())},
     "batches": lambda: {
@@ -243,6 +246,82 @@ def test_a_random_sampler_goes_on_as_before_the_checkpoint_in_any_epoch(kind: st
             while len(rest) < len(whole) - received:
                 rest += batches
         assert rest == whole[received:]
+
+
+def orders(kind: str, *, num_workers: int, num_batches: int, asks: bool = False) -> list[Any]:
+    """Return the first batches of three epochs, of which each is left after so many."""
+    found = []
+    with random_loader(kind, num_workers=num_workers) as batches:
+        for _ in range(3):
+            running = iter(batches)
+            found.append(next(running))
+            for _ in range(num_batches - 1):
+                next(running)
+                if asks:
+                    batches.state_dict()
+    return found
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("kind", RANDOM)
+def test_the_order_of_an_epoch_does_not_depend_on_where_the_one_before_was_left(kind: str) -> None:
+    options: dict[str, Any] = RANDOM[kind]() if kind == "batches" else {"batch_size": 4, **RANDOM[kind]()}
+    stock = DataLoader(NUMBERS, collate_fn=list, **options)
+    expected_orders = [first for first, *_ in (list(stock) for _ in range(3))]
+    for num_batches in (1, len(stock) // 2, len(stock) - 1, len(stock)):  # a framework stops at the length
+        assert orders(kind, num_workers=0, num_batches=num_batches) == expected_orders
+        assert orders(kind, num_workers=0, num_batches=num_batches, asks=True) == expected_orders
+    for num_batches in (1, len(stock) - 1, len(stock)):
+        assert orders(kind, num_workers=2, num_batches=num_batches) == expected_orders
+
+
+@pytest.mark.processes
+def test_a_run_that_leaves_epochs_goes_on_as_before_with_another_number_of_workers() -> None:
+    received, states = [], []
+    with random_loader("full batches", num_workers=2) as batches:
+        for _ in range(3):
+            for batch in islice(batches, 9):  # of 10
+                received.append(batch)
+                states.append(batches.state_dict())
+    for num_received in (5, 12, 22):
+        again = random_loader("full batches")
+        again.load_state_dict(states[num_received - 1])
+        rest: list[Any] = []
+        while len(rest) < 27 - num_received:
+            rest += islice(again, 9 - (num_received + len(rest)) % 9)
+        assert rest == received[num_received:]
+
+
+@pytest.mark.processes
+def test_the_order_of_a_sampler_does_not_depend_on_where_another_one_of_its_generator_was_left() -> None:
+    def validated(num_workers: int, num_batches: int) -> list[Any]:
+        shared, found = generator(), []
+        options: dict[str, Any] = {"batch_size": 4, "collate_fn": list, "num_workers": num_workers}
+        with (
+            MPLoader(NUMBERS, sampler=RandomSampler(NUMBERS, generator=shared), **options) as train,
+            MPLoader(NUMBERS, sampler=RandomSampler(NUMBERS, generator=shared), **options) as val,
+        ):
+            for _ in range(2):
+                list(islice(train, num_batches))
+                found.append(list(val))
+        return found
+
+    expected_orders = validated(0, 99)
+    for num_workers, num_batches in ((0, 1), (0, 11), (2, 1), (2, 8)):
+        assert validated(num_workers, num_batches) == expected_orders
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("replacement", [False, True])
+def test_an_endless_random_sampler_begins_at_once(num_workers: int, replacement: bool) -> None:
+    endless = RandomSampler(NUMBERS, replacement=replacement, num_samples=10**15, generator=generator())
+    stock = list(islice(DataLoader(NUMBERS, sampler=endless), 3))
+    endless.generator.manual_seed(3)
+    with MPLoader(NUMBERS, sampler=endless, num_workers=num_workers) as batches:
+        found = list(islice(batches, 3))
+        batches.state_dict()
+    assert found == stock
 
 
 def test_a_state_continues_an_epoch_that_was_left_also_after_others() -> None:
