@@ -39,8 +39,8 @@ class MapRun(Protocol):
         ...
 
     @property
-    def batch_size(self) -> int:
-        """Number of samples in a full batch of this rank."""
+    def batch_size(self) -> int | None:
+        """Number of samples in a full batch of this rank, as the user passed it; None if he did not, or for samples."""
         ...
 
     @property
@@ -91,10 +91,10 @@ class PlannedRun:
 
     def __init__(self, dataset: MapDataset, options: MapOptions, *, seed: int) -> None:
         self.name = type(dataset).__name__
-        self.batch_size = options.batch_size or 1
+        self.batch_size = options.batch_size
         self.batching = Batching(
             num_samples=len(dataset),
-            batch_size=self.batch_size,
+            batch_size=options.batch_size or 1,
             order=options.order,
             tail=options.chosen_tail,
             tail_alone=options.tail_alone,
@@ -127,7 +127,7 @@ class PlannedRun:
         """Return facts about the run for `repr` and notebooks."""
         return {
             "samples": format_count(self.batching.num_samples),
-            "batch size": format_count(self.batch_size),
+            "batch size": format_count(self.batching.batch_size),
             "order": repr(self.batching.order),
             "tail": str(self.plan_of(self.epochs.next).tail),
             "epoch": str(self.epochs.next.number),
@@ -177,7 +177,7 @@ class SampledRun:
 
     def __init__(self, dataset: MapDataset, options: MapOptions, *, seed: int) -> None:
         self.name = type(dataset).__name__
-        self.batch_size = options.batch_size or 1
+        self.batch_size = options.batch_size if options.batch_sampler is None else None
         self.batching = None
         self.epochs = EpochTable(seed=seed, topology=Topology())
         self._watch = Watch(dataset, keeps_workers=options.persistent_workers)
