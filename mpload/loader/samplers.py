@@ -139,9 +139,11 @@ class SamplerGenerator:
             generator.set_state(end)
             yield from chain(first, left)
             return
-        here = self._open = _Open(generator, end)
+        here = self._open = _Open(generator=generator, end=end)
         try:
-            yield from chain(first, left)
+            for batch in chain(first, left):
+                here.now = generator.get_state()
+                yield batch
         except GeneratorExit:
             self._leave(here)
             raise
@@ -151,7 +153,8 @@ class SamplerGenerator:
     def _leave(self, epoch: "_Open | None") -> None:
         """Move the generator to the end of an epoch, unless another one has begun since."""
         if epoch is not None and epoch is self._open:
-            epoch.generator.set_state(epoch.end)
+            if epoch.is_untouched:
+                epoch.generator.set_state(epoch.end)
             self._open = None
 
     def at_beginning(self) -> str | None:
@@ -160,9 +163,12 @@ class SamplerGenerator:
 
     def for_next(self) -> str | None:
         """Return the state with which the next epoch begins; None if there is no generator."""
-        if self._generator is None:
+        generator, here = self._generator, self._open
+        if generator is None:
             return None
-        return self._restored or _encoded(self._generator.get_state() if self._open is None else self._open.end)
+        if here is not None and here.generator is generator and here.is_untouched:
+            return self._restored or _encoded(here.end)
+        return self._restored or _encoded(generator.get_state())
 
     def restore(self, state: str | None, *, epoch: int, is_within: bool) -> None:
         """Restore the state at the beginning of an epoch. Warn if the sampler will draw another order.
@@ -202,13 +208,20 @@ class SamplerGenerator:
             )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, kw_only=True, eq=False)
 class _Open:
     """An epoch whose batches are being drawn."""
 
     generator: torch.Generator
     end: torch.Tensor
     """The state of the generator at the end of the epoch."""
+    now: torch.Tensor | None = None
+    """Its state after the latest batch."""
+
+    @property
+    def is_untouched(self) -> bool:
+        """Whether nobody else has drawn from the generator, or set its seed, since the latest batch."""
+        return self.now is not None and torch.equal(self.now, self.generator.get_state())
 
 
 def _has_end(sampler: Any) -> bool:

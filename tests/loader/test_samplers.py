@@ -312,6 +312,28 @@ def test_the_order_of_a_sampler_does_not_depend_on_where_another_one_of_its_gene
 
 
 @pytest.mark.processes
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_seed_that_the_user_sets_after_leaving_an_epoch_holds(num_workers: int) -> None:
+    drawn = RandomSampler(NUMBERS, generator=generator())
+    with MPLoader(NUMBERS, batch_size=4, num_workers=num_workers, collate_fn=list, sampler=drawn) as batches:
+        first = list(batches)
+        left = iter(batches)
+        next(left)
+        drawn.generator.manual_seed(3)
+        assert list(batches) == first
+        left = iter(batches)
+        next(left)
+        batches.set_epoch(5)
+        drawn.generator.manual_seed(3)
+        state = batches.state_dict()
+    again = MPLoader(
+        NUMBERS, batch_size=4, num_workers=0, collate_fn=list, sampler=RandomSampler(NUMBERS, generator=generator())
+    )
+    again.load_state_dict(state)
+    assert list(again) == first
+
+
+@pytest.mark.processes
 @pytest.mark.parametrize("num_workers", [0, 1])
 @pytest.mark.parametrize("replacement", [False, True])
 def test_an_endless_random_sampler_begins_at_once(num_workers: int, replacement: bool) -> None:
