@@ -24,6 +24,7 @@ stream_source  StreamSource: batches of an iterable dataset
 changes       notices changes to a dataset's attributes
 map_run       how a run reads a map-style dataset, and the position of the run
 samplers      what the user's samplers need to be told, and the state of their generators
+sampler_shares  SamplerShare: how many samples a batch of a sampler stands for, on how many ranks
 map_source    MapSource: batches of a map-style dataset, written sample by sample into slots
 learned_form  LearnedForm: what such samples look like, and the layout of slots that fits them
 default_batches  batches as default_collate makes them

@@ -68,6 +68,8 @@ class Epoch:
         changes: tuple[Phase, ...] = (),
         num_samples: int | None = None,
         sampler: str | None = None,
+        batch_size: int | None = None,
+        world_size: int | None = None,
     ) -> dict[str, Any]:
         """Return the state of a run that continues this epoch from its position."""
         return State(
@@ -80,6 +82,8 @@ class Epoch:
             changes=tuple(change.in_state() for change in changes),
             num_samples=num_samples,
             sampler=sampler,
+            batch_size=batch_size,
+            world_size=world_size,
         ).to_dict()
 
 

@@ -27,7 +27,14 @@ _ATTRIBUTES = frozenset(
         "worker_init_fn",
     }
 )
-"""Attributes by which frameworks rebuild a DataLoader."""
+"""Attributes by which frameworks rebuild a DataLoader.
+
+Accelerate takes the defaults for those that a loader lacks, so none of those that it needs may be there: `sampler`,
+`batch_sampler`, and `drop_last` of an iterable dataset. Lightning's `overfit_batches` rebuilds what has a `sampler`.
+"""
+_SET_EPOCH = "Keep the sampler that you passed and call its set_epoch, or call set_epoch of the loader"
+_INSTEAD = {"sampler": _SET_EPOCH, "batch_sampler": _SET_EPOCH}
+"""What to do instead of reading an attribute."""
 _FIXED = _ATTRIBUTES | {"batch_size"}
 """Attributes that are arguments of the loader. A change would have no effect."""
 
@@ -78,9 +85,10 @@ def _check_attribute(name: str) -> None:
     """
     if name in _ATTRIBUTES:
         raise AttributeError(
-            f"an MPLoader has no {name!r}, because it cannot be rebuilt from its parts as a DataLoader can: it shards "
-            "and resumes by itself. Iterate over it as it is, without skip_first_batches, setup_dataloaders or "
-            "prepare_data_loader, and save its state_dict(). See docs/how-to/frameworks.md"
+            f"an MPLoader does not show its {name!r}, because frameworks build another DataLoader from such attributes "
+            f"and lose its workers and position. {_INSTEAD.get(name, 'Keep the value that you passed')}. If a "
+            "framework asks for it, pass the loader as docs/how-to/frameworks.md says, and skip batches by "
+            "load_state_dict()"
         )
 
 

@@ -330,8 +330,8 @@ class MPLoader(Guarded, Generic[Batch]):
         return 0 if self._pool is None else self._pool.num_workers
 
     @property
-    def batch_size(self) -> int:
-        """Number of samples in a full batch of this rank."""
+    def batch_size(self) -> int | None:
+        """Number of samples in a full batch of this rank; None with a `batch_sampler`, and for single samples."""
         return self._source.batch_size
 
     @property

@@ -190,8 +190,8 @@ class MapOptions:
     def tail_alone(self) -> Tail | None:
         """What happens to them if there is one rank; None if it is the same.
 
-        With `drop_last=False`, the last batch of one rank is shorter. Those of several ranks are filled up, as with a
-        `DistributedSampler`.
+        With `drop_last=False`, the last batch of one rank is shorter. Those of several ranks are filled up, so that all
+        have the same size. A `DistributedSampler` adds fewer samples: it only makes their number the same on all ranks.
         """
         return Tail.RAGGED if self.tail is None and self.drop_last is False else None
 

@@ -12,6 +12,7 @@ from mpload.loader.changes import Watch
 from mpload.loader.epochs import Epoch, EpochTable
 from mpload.loader.map_options import MapOptions
 from mpload.loader.planned import tasks
+from mpload.loader.sampler_shares import SamplerShare
 from mpload.loader.samplers import Follower, SamplerGenerator
 from mpload.plan.batch_number import BatchNumber
 from mpload.plan.batching import AnyPlan, Batching
@@ -38,8 +39,8 @@ class MapRun(Protocol):
         ...
 
     @property
-    def batch_size(self) -> int:
-        """Number of samples in a full batch of this rank."""
+    def batch_size(self) -> int | None:
+        """Number of samples in a full batch of this rank, as the user passed it; None if he did not, or for samples."""
         ...
 
     @property
@@ -90,10 +91,10 @@ class PlannedRun:
 
     def __init__(self, dataset: MapDataset, options: MapOptions, *, seed: int) -> None:
         self.name = type(dataset).__name__
-        self.batch_size = options.batch_size or 1
+        self.batch_size = options.batch_size
         self.batching = Batching(
             num_samples=len(dataset),
-            batch_size=self.batch_size,
+            batch_size=options.batch_size or 1,
             order=options.order,
             tail=options.chosen_tail,
             tail_alone=options.tail_alone,
@@ -126,7 +127,7 @@ class PlannedRun:
         """Return facts about the run for `repr` and notebooks."""
         return {
             "samples": format_count(self.batching.num_samples),
-            "batch size": format_count(self.batch_size),
+            "batch size": format_count(self.batching.batch_size),
             "order": repr(self.batching.order),
             "tail": str(self.plan_of(self.epochs.next).tail),
             "epoch": str(self.epochs.next.number),
@@ -176,7 +177,7 @@ class SampledRun:
 
     def __init__(self, dataset: MapDataset, options: MapOptions, *, seed: int) -> None:
         self.name = type(dataset).__name__
-        self.batch_size = options.batch_size or 1
+        self.batch_size = options.batch_size if options.batch_sampler is None else None
         self.batching = None
         self.epochs = EpochTable(seed=seed, topology=Topology())
         self._watch = Watch(dataset, keeps_workers=options.persistent_workers)
@@ -187,11 +188,17 @@ class SampledRun:
         self._are_lists = options.batch_sampler is not None or options.batch_size is not None
         self._followers = [Follower(each) for each in self._samplers if Follower.suits(each)]
         self._generator = SamplerGenerator(sampler)
+        is_of_batches = options.batch_sampler is not None
+        self._share = SamplerShare.of(sampler, batch_size=options.batch_size, is_of_batches=is_of_batches)
+        self._dataset, self._may_warn = dataset, True
         self._order = f"sampler {type(sampler).__qualname__}"
         self._fingerprint = f"{type(dataset).__qualname__} by {type(sampler).__qualname__}"
 
     def refresh(self) -> bool:
         """Take over changes to the dataset since the last call; return whether there were any."""
+        if self._may_warn and self._share.is_repeated(self._sampler, self._dataset):
+            self._may_warn = False
+            self._share.warn_of_repetition()
         return self._watch.has_changed()
 
     def facts(self) -> dict[str, str]:
@@ -209,10 +216,13 @@ class SampledRun:
 
     def wanted(self, epoch: Epoch) -> Iterator[Wanted]:
         """Yield the samples of each batch of an epoch. The key of a sample is its position in the epoch."""
+        return self._wanted(epoch, ahead=False)
+
+    def _wanted(self, epoch: Epoch, *, ahead: bool) -> Iterator[Wanted]:
         for follower in self._followers:
             follower.begin(epoch.number)
         position = 0
-        for number, batch in enumerate(self._generator.drawn(self._batches)):
+        for number, batch in enumerate(self._generator.drawn(self._batches, ahead=ahead)):
             indices = list(batch) if self._are_lists else [batch]
             if number >= epoch.position:
                 yield Wanted(indices=indices, keys=range(position, position + len(indices)))
@@ -220,7 +230,7 @@ class SampledRun:
 
     def whole_tasks(self, epoch: Epoch) -> Iterator[BatchTask]:
         """Yield the tasks of an epoch for workers that make whole batches."""
-        for batch, wanted in enumerate(self.wanted(epoch)):
+        for batch, wanted in enumerate(self._wanted(epoch, ahead=True)):
             number = BatchNumber(
                 seed=epoch.seed, epoch=epoch.number, start=epoch.position, batch=batch, topology=Topology()
             )
@@ -251,22 +261,38 @@ class SampledRun:
         at = self.epochs.next if epoch is None else epoch.after(num_batches, self.plan_of(epoch))
         is_within = epoch is not None and at.number == epoch.number
         sampler = self._generator.at_beginning() if is_within else self._generator.for_next()
-        return at.state(fingerprint=self._fingerprint, order=self._order, sampler=sampler)
+        return at.state(
+            fingerprint=self._fingerprint,
+            order=self._order,
+            sampler=sampler,
+            batch_size=self._share.batch_size,
+            world_size=self._share.world_size,
+        )
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Continue from a saved state.
 
         Raises:
-            StateError: the state is malformed, or belongs to another dataset or sampler.
+            StateError: the state is malformed, or belongs to another dataset or sampler, or to batches of another size
+                or other ranks that end elsewhere.
         """
         num_batches = self.plan_of(self.epochs.next.whole).num_samples
-        restored = _restored(state_dict, self._fingerprint, order=self._order, num_samples=num_batches)
+        restored = _restored(
+            state_dict, self._fingerprint, order=self._order, num_samples=num_batches, share=self._share
+        )
         self._generator.restore(state_dict.get("sampler"), epoch=restored.number, is_within=restored.position > 0)
         self.epochs.set_next(restored)
         self._tell_sampler(restored.number)
 
 
-def _restored(state_dict: Mapping[str, Any], fingerprint: str, *, order: str, num_samples: int) -> Epoch:
+def _restored(
+    state_dict: Mapping[str, Any],
+    fingerprint: str,
+    *,
+    order: str,
+    num_samples: int,
+    share: SamplerShare | None = None,
+) -> Epoch:
     """Return the epoch and position of a saved state; raise `StateError` if the state does not fit."""
     state = State.from_dict(state_dict)
     if state.fingerprint != fingerprint:
@@ -274,6 +300,7 @@ def _restored(state_dict: Mapping[str, Any], fingerprint: str, *, order: str, nu
             f"the checkpoint belongs to another dataset: {state.fingerprint!r}, but this one is "
             f"{fingerprint!r}. Load it with the dataset that it belongs to, or start the epoch without it"
         )
+    state = state if share is None else share.restored(state)
     state.check_fits(fingerprint=fingerprint, order=order, num_samples=num_samples)
     return Epoch(seed=state.seed, number=state.epoch, position=state.position)
 

@@ -37,9 +37,9 @@ class MapSource:
     def __init__(self, run: PlannedRun, dataset: SeededDataset, *, forks: Forks) -> None:
         self._run = run
         self._work = MapWork(dataset=dataset, batching=run.batching)
-        self._form = LearnedForm(batch_size=run.batch_size)
+        self._form = LearnedForm(batch_size=run.batching.batch_size)
         self.name = run.name
-        self.batch_size = self.slot_samples = run.batch_size
+        self.batch_size = self.slot_samples = run.batching.batch_size
         self.samples_ahead = SAMPLES_AHEAD
         self.samples_announced = 0
         self.epochs = run.epochs

@@ -2,9 +2,12 @@
 
 import base64
 import warnings
-from collections.abc import Iterable, Iterator, Sized
+from collections.abc import Iterator
 from contextlib import suppress
-from typing import Any
+from copy import copy
+from dataclasses import dataclass
+from itertools import chain, islice
+from typing import Any, Self
 
 import torch
 from torch.utils.data import BatchSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
@@ -14,32 +17,72 @@ from mpload.errors import MploadWarning, StateError
 __all__ = ["Follower", "SamplerGenerator"]
 
 _RANDOM = {RandomSampler, SubsetRandomSampler, WeightedRandomSampler}
+_MAX_DRAWS = 2**27
+"""The longest epoch of which the end is computed at its beginning. It takes a few seconds."""
+_DRAWN_AT_ONCE = 2**20
 
 
 class Follower:
     """Tells a sampler of each epoch that begins, as long as nobody else does.
 
     Otherwise each epoch would have the same order, and a resumed run another one than before its checkpoint.
+
+    Several loaders may share a sampler. What somebody else has told it then holds for all of them.
     """
 
     def __init__(self, sampler: Any) -> None:
         self._sampler = sampler
-        self._seen: int = sampler.epoch
+        self._told: int = 0
+        """The epoch that the sampler had after this follower told it."""
+        self._asked: _Asked | None = None
+        """What somebody else has told it last, as far as this follower knows."""
         self._ahead = 0
         """By how many epochs the sampler is ahead of the loader, since somebody else has told it."""
 
     @staticmethod
     def suits(sampler: Any) -> bool:
         """Return whether a sampler has an epoch like that of torch's `DistributedSampler`."""
-        return hasattr(sampler, "set_epoch") and type(getattr(sampler, "epoch", None)) is int
+        return hasattr(sampler, "set_epoch") and type(getattr(sampler, "epoch", None)) in {int, _Marked}
 
     def begin(self, epoch: int) -> None:
         """Begin an epoch."""
-        if self._sampler.epoch != self._seen:
-            self._ahead = self._sampler.epoch - epoch
-        else:
+        found = self._sampler.epoch
+        # Where no mark was kept, the same number may have been told again: that cannot be noticed.
+        is_known = isinstance(found, _Marked) or (found == self._told and not isinstance(self._told, _Marked))
+        asked = getattr(found, "asked", self._asked) if is_known else _Asked(found)
+        if asked is not None and asked is not self._asked:
+            self._ahead = asked.epoch - epoch
+        self._asked = asked
+        if is_known:
             self._sampler.set_epoch(epoch + self._ahead)
-        self._seen = self._sampler.epoch
+        with suppress(AttributeError, TypeError):  # of a property without a setter
+            self._sampler.epoch = _Marked(self._sampler.epoch, asked)
+        self._told = self._sampler.epoch
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A call of `set_epoch` by somebody else. Two calls with the same number differ in their identity."""
+
+    epoch: int
+
+
+class _Marked(int):
+    """The epoch of a sampler, marked by a follower. It is an ordinary number for everybody else.
+
+    Whoever sets the epoch removes the mark, also if he sets the same number again. So a follower notices it without
+    changing a method of the sampler. Copies and pickles have no mark.
+    """
+
+    asked: _Asked | None
+
+    def __new__(cls, epoch: int, asked: _Asked | None) -> Self:
+        marked = super().__new__(cls, epoch)
+        marked.asked = asked
+        return marked
+
+    def __reduce__(self) -> tuple[type[int], tuple[int]]:
+        return int, (int(self),)
 
 
 class SamplerGenerator:
@@ -57,23 +100,62 @@ class SamplerGenerator:
         """The state at the beginning of the latest epoch."""
         self._restored: str | None = None
         """The state at the beginning of an epoch that is to be continued."""
-        self._drawn = _Drawn((), 0)
+        self._open: _Open | None = None
+        """The epoch whose batches are being drawn from the generator itself."""
 
     @property
     def _generator(self) -> torch.Generator | None:
         found = self._sampler.generator if type(self._sampler) in _RANDOM else None
         return found if isinstance(found, torch.Generator) else None
 
-    def drawn(self, batches: Iterable[Any]) -> Iterator[Any]:
-        """Return the batches of the sampler, for an epoch that begins now."""
-        if self._generator is None:
-            return iter(batches)
+    def drawn(self, batches: Any, *, ahead: bool) -> Iterator[Any]:
+        """Yield the batches of the sampler, for an epoch that begins now.
+
+        The next epoch begins where the generator is at the end of this one, also if this one is left early.
+
+        Args:
+            batches: The sampler, or a `BatchSampler` around it.
+            ahead: Whether batches are drawn ahead of the loop. The workers then decide how far, so the generator moves
+                to the end of the epoch at once. Otherwise it moves as in a DataLoader, since others may draw from it.
+        """
+        generator = self._generator
+        if generator is None:
+            yield from batches
+            return
         if self._restored is not None:  # another sampler may have drawn from it in the meantime
-            self._generator.set_state(_decoded(self._restored))
-            self._restored = None
-        self._begun = _encoded(self._generator)
-        self._drawn = _Drawn(batches, len(batches) if isinstance(batches, Sized) else 0)
-        return self._drawn
+            generator.set_state(_decoded(self._restored))
+            self._restored = self._open = None
+        self._leave(self._open)
+        begun = generator.get_state()
+        self._begun = _encoded(begun)
+        if not _has_end(self._sampler):
+            yield from batches
+            return
+        used = _like(generator, begun) if ahead else generator
+        left = iter(_drawing_from(used, batches) if ahead else batches)
+        first = [*islice(left, 1)]
+        end = _end_of(self._sampler, begun=_like(generator, begun), now=used.get_state())
+        if ahead:
+            generator.set_state(end)
+            yield from chain(first, left)
+            return
+        here = self._open = _Open(generator=generator, end=end)
+        try:
+            for batch in chain(first, left):
+                here.now = generator.get_state()
+                yield batch
+        except GeneratorExit:
+            self._leave(here)
+            raise
+        if self._open is here:  # it has drawn all, and others may have drawn from the generator in between
+            self._open = None
+
+    def _leave(self, epoch: "_Open | None") -> None:
+        """Move the generator to the end of an epoch, unless another one has begun since."""
+        if epoch is not None and epoch is self._open:
+            if epoch.is_untouched:
+                epoch.generator.set_state(epoch.end)
+            self._open = None
 
     def at_beginning(self) -> str | None:
         """Return the state at the beginning of the latest epoch; None if there is no generator."""
@@ -81,10 +163,12 @@ class SamplerGenerator:
 
     def for_next(self) -> str | None:
         """Return the state with which the next epoch begins; None if there is no generator."""
-        if self._generator is None:
+        generator, here = self._generator, self._open
+        if generator is None:
             return None
-        self._drawn.end()
-        return self._restored or _encoded(self._generator)
+        if here is not None and here.generator is generator and here.is_untouched:
+            return self._restored or _encoded(here.end)
+        return self._restored or _encoded(generator.get_state())
 
     def restore(self, state: str | None, *, epoch: int, is_within: bool) -> None:
         """Restore the state at the beginning of an epoch. Warn if the sampler will draw another order.
@@ -114,7 +198,7 @@ class SamplerGenerator:
                     f"the checkpoint is not a valid mpload state: sampler is no state of a generator ({error}). Pass "
                     "what state_dict() returned, unchanged"
                 ) from error
-            self._restored = state if is_within else None
+            self._restored, self._open = state if is_within else None, None
         elif epoch:
             warnings.warn(
                 f"the checkpoint does not hold the state of the sampler's generator, so epoch {epoch} has another "
@@ -124,30 +208,67 @@ class SamplerGenerator:
             )
 
 
-class _Drawn:
-    """The batches that a sampler draws in an epoch."""
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Open:
+    """An epoch whose batches are being drawn."""
 
-    def __init__(self, batches: Iterable[Any], num_batches: int) -> None:
-        self._left = iter(batches)
-        self._num_left = num_batches
-        self._taken: list[Any] = []
+    generator: torch.Generator
+    end: torch.Tensor
+    """The state of the generator at the end of the epoch."""
+    now: torch.Tensor | None = None
+    """Its state after the latest batch."""
 
-    def __iter__(self) -> Iterator[Any]:
-        return self
-
-    def __next__(self) -> Any:
-        self._num_left -= 1
-        return self._taken.pop() if self._taken else next(self._left)
-
-    def end(self) -> None:
-        """Let the sampler draw what it draws at its end, if all its batches have been taken."""
-        if self._num_left <= 0 and not self._taken:
-            with suppress(StopIteration):
-                self._taken.append(next(self._left))
+    @property
+    def is_untouched(self) -> bool:
+        """Whether nobody else has drawn from the generator, or set its seed, since the latest batch."""
+        return self.now is not None and torch.equal(self.now, self.generator.get_state())
 
 
-def _encoded(generator: torch.Generator) -> str:
-    return base64.b64encode(generator.get_state().numpy().tobytes()).decode()
+def _has_end(sampler: Any) -> bool:
+    """Return whether the end of an epoch can be found out quickly: not if `num_samples` stands for endless training."""
+    if type(sampler) is not RandomSampler:
+        return True
+    overhead = 0 if sampler.replacement else 64 * sampler.num_samples // len(sampler.data_source)
+    return int(sampler.num_samples) + overhead <= _MAX_DRAWS
+
+
+def _end_of(sampler: Any, *, begun: torch.Generator, now: torch.Tensor) -> torch.Tensor:
+    """Return the state of a sampler's generator at the end of an epoch.
+
+    Args:
+        sampler: One of torch's random samplers.
+        begun: A copy of its generator at the beginning of the epoch, to draw from.
+        now: The state of its generator after the first batch.
+    """
+    if type(sampler) is not RandomSampler:
+        return now  # the others draw everything at once
+    length, num_samples = len(sampler.data_source), sampler.num_samples
+    if sampler.replacement:
+        for start in range(0, num_samples, _DRAWN_AT_ONCE):
+            size = min(_DRAWN_AT_ONCE, num_samples - start)
+            torch.randint(length, (size,), dtype=torch.int64, generator=begun)
+    else:
+        for _ in range(num_samples // length + 1):
+            torch.randperm(length, generator=begun)
+    return begun.get_state()
+
+
+def _drawing_from(generator: torch.Generator, sampler: Any) -> Any:
+    """Return a copy of a sampler, or of a `BatchSampler` around it, that draws from another generator."""
+    drawing = copy(sampler)
+    if type(sampler) is BatchSampler:
+        drawing.sampler = _drawing_from(generator, sampler.sampler)
+    else:
+        drawing.generator = generator
+    return drawing
+
+
+def _like(generator: torch.Generator, state: torch.Tensor) -> torch.Generator:
+    return torch.Generator(generator.device).set_state(state)
+
+
+def _encoded(state: torch.Tensor) -> str:
+    return base64.b64encode(state.numpy().tobytes()).decode()
 
 
 def _decoded(state: str) -> torch.Tensor:

@@ -46,8 +46,8 @@ class Source(Protocol):
         ...
 
     @property
-    def batch_size(self) -> int:
-        """Number of samples in a full batch of this rank."""
+    def batch_size(self) -> int | None:
+        """Number of samples in a full batch of this rank; None if a batch sampler decides it, or for single samples."""
         ...
 
     @property

@@ -46,7 +46,8 @@ class StreamSource:
         self, dataset: IterableDataset[Any], seeded: SeededDataset, options: MapOptions, *, num_workers: int, seed: int
     ) -> None:
         self.name = type(dataset).__name__
-        self.batch_size = options.batch_size or 1
+        self.batch_size = options.batch_size
+        self._batch_samples = options.batch_size or 1
         self.slot_samples = 1
         self.samples_ahead = options.prefetch_factor or _BATCHES_AHEAD
         self.samples_announced = 0
@@ -87,7 +88,7 @@ class StreamSource:
         num_batches = MAX_NUM_SAMPLES
         if isinstance(self._dataset, Sized):
             self._told_samples = len(self._dataset)
-            number = self._told_samples / self.batch_size
+            number = self._told_samples / self._batch_samples
             num_batches = math.floor(number) if self._options.drop_last else math.ceil(number)
         return Plan(num_samples=num_batches, batch_size=1, topology=Topology(), tail=Tail.RAGGED)
 
@@ -155,7 +156,7 @@ class StreamSource:
         )
         self._ended = set()
         while len(self._ended) < self._num_workers:
-            yield BatchTask(numbers=number.numbers, num_samples=1, num_counted=self.batch_size)
+            yield BatchTask(numbers=number.numbers, num_samples=1, num_counted=self._batch_samples)
         if not self._num_received and self._num_yielded:
             self._warn_of_position(epoch)
         self._num_yielded = self._num_received or self._num_yielded

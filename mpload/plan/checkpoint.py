@@ -10,6 +10,8 @@ from mpload.plan.ranges import MAX_NUM_SAMPLES, MAX_SEED
 __all__ = ["State"]
 
 _STATE_VERSION = 1
+_OPTIONAL = ("num_samples", "sampler", "batch_size", "world_size")
+"""Values that a state lacks if they are None."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +33,9 @@ class State:
         segments: with buckets, the runs of the current epoch with one number of ranks: pairs of the size of global
             batches and how many were done. At most 12; there is more than one if the number of ranks has changed.
         sampler: with a random sampler of the user, the state of its generator at the beginning of the epoch, in base64.
+        batch_size: with a sampler of the user, the samples in a batch, since `position` then counts batches. None if
+            they are unknown, without a sampler, and in states of older versions.
+        world_size: with a sampler of the user that divides the samples among ranks, the number of ranks.
 
     Raises:
         StateError: a value has the wrong type or is out of range, or this mpload does not read this format version.
@@ -46,6 +51,8 @@ class State:
     num_samples: int | None = None
     segments: tuple[tuple[int, int], ...] = ()
     sampler: str | None = None
+    batch_size: int | None = None
+    world_size: int | None = None
 
     def __post_init__(self) -> None:
         _check_state_version(self.version)
@@ -61,10 +68,12 @@ class State:
                 type(value) is int and 0 <= value < stop, f"{name} must be an integer in [0, {stop}), got {value!r}"
             )
 
-        _check_state(
-            self.num_samples is None or (type(self.num_samples) is int and 0 < self.num_samples <= MAX_NUM_SAMPLES),
-            f"num_samples must be an integer in [1, {MAX_NUM_SAMPLES}], got {self.num_samples!r}",
-        )
+        for name in ("num_samples", "batch_size", "world_size"):
+            value = getattr(self, name)
+            _check_state(
+                value is None or (type(value) is int and 0 < value <= MAX_NUM_SAMPLES),
+                f"{name} must be an integer in [1, {MAX_NUM_SAMPLES}], got {value!r}",
+            )
         _check_state(
             _are_changes(self.changes), f"changes must be pairs of a position and shares, got {self.changes!r:.200}"
         )
@@ -82,7 +91,7 @@ class State:
             field.name: getattr(self, field.name) for field in fields(self)
         }  # faster than `asdict`
         changes, segments = stored.pop("changes"), stored.pop("segments")
-        for name in ("num_samples", "sampler"):
+        for name in _OPTIONAL:
             if stored[name] is None:
                 del stored[name]
         stored |= {"changes": [[start, *map(list, lists)] for start, *lists in changes]} if changes else {}
@@ -96,7 +105,7 @@ class State:
             StateError: a key is missing or unknown, or a value is invalid.
         """
         _check_state(isinstance(mapping, Mapping), f"it must be a mapping, got {type(mapping).__name__}")
-        optional = {"changes", "num_samples", "sampler", "segments"}
+        optional = {"changes", "segments", *_OPTIONAL}
         names = {field.name for field in fields(cls)} - optional
         _check_state("version" in mapping, "it has no 'version'")
         _check_state_version(mapping["version"])

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset, random_split
+from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, random_split
 
 from mpload import (
     MPDataset,
@@ -98,8 +98,43 @@ def test_an_attribute_that_only_a_data_loader_has_says_why() -> None:
             if name in {"dataset", "batch_size", "num_workers"}:
                 getattr(loader, name)
             elif name != "shuffle":
-                with pytest.raises(AttributeError, match=f"no '{name}', because it cannot be rebuilt from its parts"):
+                with pytest.raises(
+                    AttributeError, match=f"does not show its '{name}', because frameworks build another"
+                ):
                     getattr(loader, name)
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("sampler", "Keep the sampler that you passed and call its set_epoch, or call set_epoch of the loader"),
+        ("batch_sampler", "Keep the sampler that you passed and call its set_epoch, or call set_epoch of the loader"),
+        ("drop_last", "Keep the value that you passed"),
+        ("collate_fn", "Keep the value that you passed"),
+    ],
+)
+def test_an_attribute_of_a_data_loader_says_what_to_do_instead(name: str, advice: str) -> None:
+    with MPLoader([*range(8)], num_workers=0) as loader, pytest.raises(AttributeError, match=advice):
+        getattr(loader, name)
+
+
+def test_the_batch_size_is_none_where_that_of_a_data_loader_is() -> None:
+    dataset: Any = [*range(8)]
+    options: Any
+    for options in (
+        {},
+        {"batch_size": 3},
+        {"batch_size": 3, "sampler": range(4)},
+        {"batch_size": None},
+        {"batch_size": None, "sampler": range(4)},
+        {"batch_sampler": BatchSampler(range(4), 2, drop_last=False)},
+    ):
+        with MPLoader(dataset, num_workers=0, **options) as loader:
+            assert loader.batch_size == DataLoader(dataset, **options).batch_size
+    for batch_size in (None, 3):
+        dataset = Stream()
+        with MPLoader(dataset, num_workers=0, batch_size=batch_size) as loader:
+            assert loader.batch_size == batch_size
 
 
 class Endless(Dataset[int]):

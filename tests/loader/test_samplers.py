@@ -1,17 +1,16 @@
 """MPLoader with map-style datasets on several ranks: samplers that have epochs, and `drop_last`."""
 
-import base64
+import copy
 import json
-from collections.abc import Callable, Iterator
+import pickle
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import torch
-from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
+from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
 
-from mpload import MPLoader, MploadWarning, Topology
-from mpload.errors import StateError
+from mpload import MPLoader, Topology
 
 NUMBERS: Any = list(range(43))
 
@@ -48,6 +47,111 @@ def test_set_epoch_of_the_user_decides() -> None:
         told.set_epoch(epoch)
         assert list(batches) == expected(epoch)
     assert list(batches) == expected(10)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_set_epoch_with_the_same_number_repeats_the_epoch(num_workers: int) -> None:
+    told = sampler()
+    with loader(sampler=told, num_workers=num_workers) as batches:
+        for epoch in (3, 3, 4, 4, 0, 0):
+            told.set_epoch(epoch)
+            assert list(batches) == expected(epoch)
+        assert [list(batches) for _ in range(2)] == [expected(1), expected(2)]
+
+
+def test_set_epoch_before_the_loader_is_made_holds() -> None:
+    told = sampler()
+    for epoch in (4, 4, 2):
+        told.set_epoch(epoch)
+        assert list(loader(sampler=told)) == expected(epoch)
+
+
+def test_loaders_that_share_a_sampler_both_follow_what_it_is_told() -> None:
+    told = sampler()
+    train, again = loader(sampler=told), loader(sampler=told)
+    for epoch in (5, 5, 2):
+        told.set_epoch(epoch)
+        assert list(train) == list(again) == expected(epoch)
+    assert list(train) == expected(3)  # nobody has told it anything since
+    assert list(train) == expected(4)
+    assert list(again) == expected(3)
+
+
+def test_a_restored_epoch_counts_from_its_number_even_if_the_sampler_was_ahead() -> None:
+    told = sampler()
+    told.set_epoch(3)
+    batches = loader(sampler=told)
+    list(batches)
+    batches.load_state_dict(batches.state_dict() | {"epoch": 3})
+    assert list(batches) == expected(3)
+    batches.set_epoch(1)
+    assert list(batches) == expected(1)
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda told: pickle.loads(pickle.dumps(told))])
+def test_a_followed_sampler_and_its_copies_have_an_ordinary_epoch(copied: Any) -> None:
+    told = sampler()
+    list(loader(sampler=told))
+    again = copied(told)
+    assert (repr(again.epoch), again.epoch, json.dumps(again.epoch)) == ("0", 0, "0")
+    assert b"mpload" not in pickle.dumps(told)
+    assert list(loader(sampler=again)) == expected(0)
+    again.set_epoch(6)
+    assert list(loader(sampler=again)) == expected(6)
+
+
+class Slotted:
+    """A sampler whose epoch can be assigned to, but which has no other room."""
+
+    __slots__ = ("epoch",)
+
+    def __init__(self) -> None:
+        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[int]:
+        yield self.epoch
+
+
+class Guarding(Slotted):
+    """A sampler that keeps the number and nothing else."""
+
+    __slots__ = ("_number",)
+
+    @property
+    def epoch(self) -> int:
+        return self._number
+
+    @epoch.setter
+    def epoch(self, number: int) -> None:
+        self._number = int(number)
+
+
+class Closed(Slotted):
+    """A sampler whose epoch can only be read."""
+
+    __slots__ = ("_number",)
+    epoch = property(lambda self: self._number)
+
+    def __init__(self) -> None:
+        self._number = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self._number = epoch
+
+
+@pytest.mark.parametrize("kind", [Slotted, Guarding, Closed])
+def test_samplers_of_every_make_are_followed(kind: Any) -> None:
+    told = kind()
+    batches = loader(sampler=told, batch_size=None, collate_fn=None)
+    assert [list(batches) for _ in range(2)] == [[0], [1]]
+    told.set_epoch(5)
+    assert [list(batches) for _ in range(2)] == [[5], [6]]
+    told.set_epoch(6)
+    assert list(batches) == [6 if kind is Slotted else 7]  # only a mark shows that it was told the same number
 
 
 @pytest.mark.parametrize("epoch", [0, 1, 2])
@@ -88,195 +192,3 @@ def test_without_dropping_the_last_batch_is_short_on_one_rank_and_full_on_severa
     assert set(found) == set(NUMBERS)
     if world_size == 1:
         assert sorted(found) == NUMBERS  # each once
-
-
-def generator() -> torch.Generator:
-    return torch.Generator().manual_seed(3)
-
-
-RANDOM: dict[str, Callable[[], dict[str, Any]]] = {
-    "random": lambda: {"sampler": RandomSampler(NUMBERS, generator=generator())},
-    "full batches": lambda: {"sampler": RandomSampler(range(40), generator=generator())},
-    "part": lambda: {"sampler": RandomSampler(NUMBERS, num_samples=30, generator=generator())},
-    "subset": lambda: {"sampler": SubsetRandomSampler(range(5, 38), generator=generator())},
-    "weighted": lambda: {"sampler": WeightedRandomSampler([*range(1, 44)], 43, generator=generator())},
-    "batches": lambda: {
-        "batch_sampler": BatchSampler(RandomSampler(NUMBERS, generator=generator()), 4, drop_last=False)
-    },
-}
-
-
-def random_loader(kind: str, *, num_workers: int = 0) -> MPLoader[Any]:
-    options = RANDOM[kind]()
-    if "sampler" in options:
-        options |= {"batch_size": 4, "drop_last": False}
-    return MPLoader(NUMBERS, num_workers=num_workers, collate_fn=list, **options)
-
-
-@pytest.mark.slow
-@pytest.mark.processes
-@pytest.mark.parametrize("kind", RANDOM)
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_random_sampler_goes_on_as_before_the_checkpoint_in_any_epoch(kind: str, num_workers: int) -> None:
-    whole, states = [], []
-    with random_loader(kind, num_workers=num_workers) as batches:
-        states.append(json.loads(json.dumps(batches.state_dict())))
-        for _ in range(3):
-            for batch in batches:
-                whole.append(batch)
-                states.append(json.loads(json.dumps(batches.state_dict())))  # also after the last batch of an epoch
-    if num_workers == 0:
-        options: dict[str, Any] = RANDOM[kind]() if kind == "batches" else {"batch_size": 4, **RANDOM[kind]()}
-        stock = DataLoader(NUMBERS, collate_fn=list, **options)
-        assert whole == [batch for _ in range(3) for batch in stock]
-    for received in range(0, len(whole), 5 if num_workers else 1):
-        with random_loader(kind, num_workers=num_workers) as batches:
-            batches.load_state_dict(states[received])
-            rest: list[Any] = []
-            while len(rest) < len(whole) - received:
-                rest += batches
-        assert rest == whole[received:]
-
-
-def test_a_state_continues_an_epoch_that_was_left_also_after_others() -> None:
-    batches = random_loader("random")
-    first = list(batches)
-    second = iter(batches)
-    received = [next(second)]
-    again = random_loader("random")
-    again.load_state_dict(batches.state_dict())
-    assert first != [*received, *again]
-    stock = DataLoader(NUMBERS, batch_size=4, collate_fn=list, **RANDOM["random"]())
-    assert list(stock) == first
-    again.load_state_dict(batches.state_dict())
-    assert [*received, *again] == list(stock)
-
-
-def test_a_state_without_that_of_the_generator_is_warned_of() -> None:
-    batches = random_loader("random")
-    list(batches)
-    state = batches.state_dict()
-    del state["sampler"]
-    with pytest.warns(
-        MploadWarning, match="does not hold the state of the sampler's generator, so epoch 1 has another"
-    ):
-        random_loader("random").load_state_dict(state)
-
-
-@pytest.mark.parametrize("text", ["?", "", base64.b64encode(b"short").decode(), 5, "x" * 5056])
-def test_what_is_no_state_of_a_generator_is_refused(text: Any) -> None:
-    batches = random_loader("random")
-    with pytest.raises(StateError, match="sampler"):
-        batches.load_state_dict(batches.state_dict() | {"sampler": text})
-    assert list(batches) == list(random_loader("random"))
-
-
-class OwnSampler(RandomSampler):
-    """Based on one of torch's, with nothing of it."""
-
-    def __init__(self) -> None:
-        self.levels: list[int] = []
-        self.level = 0
-
-    def __iter__(self) -> Iterator[int]:
-        for number in range(20):
-            self.levels.append(self.level)
-            yield number
-
-    def __len__(self) -> int:
-        return 20
-
-
-class OwnBatches:
-    """Batches of one of torch's samplers that depend on the training."""
-
-    def __init__(self) -> None:
-        self.sampler = RandomSampler(NUMBERS, generator=generator())
-        self.levels: list[int] = []
-        self.level = 0
-
-    def __iter__(self) -> Iterator[list[int]]:
-        for number in self.sampler:
-            self.levels.append(self.level)
-            yield [number]
-
-
-def test_samplers_of_the_users_own_classes_are_left_alone_and_not_read_ahead() -> None:
-    asked: Any
-    for asked, options in (
-        (sampler_ := OwnSampler(), {"sampler": sampler_}),
-        (own := OwnBatches(), {"batch_sampler": own}),
-    ):
-        batches = MPLoader(NUMBERS, num_workers=0, **options)
-        assert "sampler" not in batches.state_dict()
-        for number, _ in enumerate(batches):
-            asked.level = number + 1
-        assert asked.levels == [*range(len(asked.levels))]
-
-
-def test_a_random_sampler_is_asked_for_nothing_before_its_time() -> None:
-    """Its generator may be that of the dataset too."""
-    shared = generator()
-
-    class Drawing:
-        def __len__(self) -> int:
-            return 12
-
-        def __getitem__(self, index: int) -> float:
-            return index + float(torch.rand((), generator=shared))
-
-    def made(kind: Any, **options: Any) -> list[Any]:
-        shared.manual_seed(5)
-        dataset: Any = Drawing()
-        loader = kind(dataset, batch_size=4, num_workers=0, sampler=RandomSampler(dataset, generator=shared), **options)
-        return [each.tolist() for _ in range(3) for each in loader]
-
-    assert made(MPLoader) == made(DataLoader)
-
-
-def test_samplers_that_share_a_generator_are_restored_in_any_order() -> None:
-    def make() -> tuple[MPLoader[Any], MPLoader[Any]]:
-        shared = generator()
-        first, second = (
-            MPLoader(
-                NUMBERS, batch_size=4, num_workers=0, collate_fn=list, sampler=RandomSampler(NUMBERS, generator=shared)
-            )
-            for _ in range(2)
-        )
-        return first, second
-
-    train, val = make()
-    list(train), list(val)
-    running = iter(train)
-    next(running)
-    states = train.state_dict(), val.state_dict()
-    expected_rest = [list(running), list(val), list(train)]
-    for is_reversed in (False, True):
-        loaders = make()
-        for loader_, state in list(zip(loaders, states, strict=True))[:: -1 if is_reversed else 1]:
-            loader_.load_state_dict(state)
-        assert [list(loaders[0]), list(loaders[1]), list(loaders[0])] == expected_rest
-
-
-def test_a_repeated_epoch_has_the_state_of_its_own_beginning() -> None:
-    batches = random_loader("random")
-    list(batches)
-    batches.set_epoch(0)
-    again = random_loader("random")
-    again.load_state_dict(batches.state_dict())
-    assert list(again) == list(batches)
-
-
-def test_a_generator_may_be_replaced_between_epochs() -> None:
-    def make() -> tuple[Any, MPLoader[Any]]:
-        drawn = RandomSampler(NUMBERS, generator=generator())
-        return drawn, MPLoader(NUMBERS, batch_size=4, num_workers=0, collate_fn=list, sampler=drawn)
-
-    drawn, batches = make()
-    list(batches)
-    drawn.generator = torch.Generator().manual_seed(100)
-    running = iter(batches)
-    next(running)
-    _, again = make()
-    again.load_state_dict(batches.state_dict())
-    assert list(again) == list(running)
