@@ -1,5 +1,6 @@
 """Asks servers for samples: keeps several requests open, repeats those that fail, and makes late ones a second time."""
 
+import math
 import random
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -11,6 +12,7 @@ from mpload.client.choice import Choice, Nearest
 from mpload.client.connection import Busy, Connection, OtherDataset, Refused, RequestError, readable, tls_for
 from mpload.client.listing import ServerList
 from mpload.client.options import Servers, longest_pause_of
+from mpload.client.patience import PATIENCE_SECONDS, Patience
 from mpload.client.protocol import Description
 from mpload.client.refusals import differences
 from mpload.client.requests import Answered, KnownServer, Piece, Read, Request
@@ -26,11 +28,7 @@ HEDGES_PER_REQUEST = 0.05
 """Second requests, as a fraction of all requests so far."""
 _MAX_SAVED_HEDGES = 8
 _LEAST_LATE_SECONDS = 0.05
-_PATIENCE_SECONDS = 1.0
-"""How long a worker does nothing but wait for a server, if it can make the samples itself."""
 _TICK_SECONDS = 1.0
-_TRIAL_SHARE = 1 / 4
-"""How long a worker waits to see whether a server is back, as a fraction of the time for which it was left out."""
 
 
 class Asking:
@@ -55,10 +53,14 @@ class Asking:
         self._choice = Choice(
             len(self._known),
             jitter=random.Random().random,
+            is_awaited=servers.fallback == "raise",
             longest_pause_seconds=longest_pause_of(servers),
         )
+        self._patience = Patience(servers, self._choice, self._known, failed=self._note_failure)
         self._topology: Topology | None = None
         self._open: dict[Piece, Request] = {}
+        self._began: float | None = None  # since when the next piece to read is waited for
+        self._until = math.inf  # when that wait ends
         self._saved_hedges = 0.0
         self.counts = ServerCounts()
         """What servers have done; the caller may take it."""
@@ -80,6 +82,7 @@ class Asking:
             ServerError: a server is another user's.
         """
         self._update()
+        self._wait_from_now()
         for piece in [piece for piece in self._open if piece not in wanted]:
             self._give_up(self._open.pop(piece))
         for piece, body in wanted.items():
@@ -103,13 +106,14 @@ class Asking:
         Raises:
             ServerError: a server refuses this loader, or none answers in time.
         """
-        began, waited = time.monotonic(), 0.0
+        began, waited = self._wait_from_now() if self._began is None else self._began, 0.0
+        self._began = None
+        is_local = self._servers.fallback == "local"
+        limit_seconds = self._servers.request_timeout_seconds if is_local else self._servers.retry_seconds
         while True:
             live()
             self._update()
             now = time.monotonic()
-            is_local = self._servers.fallback == "local"
-            limit_seconds = self._servers.request_timeout_seconds if is_local else self._servers.retry_seconds
             if now - began < limit_seconds or now == began:
                 request = self._taken(piece) or self._sent(piece, body()) or self._sent_in_place(piece, body())
                 if request is not None:
@@ -117,8 +121,9 @@ class Asking:
                     if answered is not None:
                         return answered
                     continue
-                pause_seconds = self._choice.seconds_until_ready(now)
-                if not is_local or waited + pause_seconds <= _PATIENCE_SECONDS:
+                without = self._patience.unreached(now) if is_local else ()
+                pause_seconds = self._choice.seconds_until_ready(now, only_sound=is_local, without=without)
+                if not is_local or waited + pause_seconds <= PATIENCE_SECONDS:
                     pause_seconds = max(0.001, min(pause_seconds, _TICK_SECONDS, began + limit_seconds - now))
                     waited += pause_seconds
                     time.sleep(pause_seconds)
@@ -126,9 +131,15 @@ class Asking:
             if is_local:
                 return None
             raise ServerError(
-                f"no server has made samples for {format_seconds(limit_seconds)}: {self._problems()}. Check the "
+                f"no server has made samples for {format_seconds(now - began)}: {self._problems()}. Check the "
                 "servers, or pass fallback='local' to make samples in this loader when servers do not"
             )
+
+    def _wait_from_now(self) -> float:
+        """Begin to wait for the next piece, and return the time."""
+        self._began = time.monotonic()
+        self._until = self._began + self._servers.retry_seconds if self._servers.fallback == "raise" else math.inf
+        return self._began
 
     def elsewhere(
         self, piece: Piece, body: bytes, read: Read, *, than: Collection[str], live: Callable[[], None]
@@ -186,6 +197,9 @@ class Asking:
         server = self._known[number]
         while server.idle:
             server.idle.pop().close()
+        if server.probe is not None:
+            server.probe.close()
+            server.probe = None
         for piece in [piece for piece, each in self._open.items() if each.server == number]:
             self._give_up(self._open.pop(piece))
         if self._choice.pause_of(number):
@@ -199,14 +213,16 @@ class Asking:
             ServerError: it is a server of another user.
         """
         now = time.monotonic()
-        server = self._choice.pick(piece.turn, now, without=without)
+        server = self._choice.pick(piece.turn, now, without=[*without, *self._patience.unreached(now)])
         if server is None:
             return None
         known = self._known[server]
         connection = known.idle.pop() if known.idle else Connection(known.url, self._servers, self._tls)
-        request = Request(server=server, connection=connection, piece=piece, body=body, sent_at=now)
+        known.probe = None
+        connect_seconds = min(self._patience.connect_seconds(server, now), self._until - now)
+        request = Request(server=server, connection=connection, piece=piece, body=body, sent_at=now, waits_since=now)
         try:
-            connection.ask(body, self._digest)
+            connection.ask(body, self._digest, connect_seconds=connect_seconds)
         except Refused as error:
             self._give_up(request)
             raise self._refused(request, str(error)) from error
@@ -238,14 +254,17 @@ class Asking:
         if isinstance(error, Busy):
             self._choice.busy(server, now, error.seconds)
             return
-        self.counts.failed(server)
         for piece in [piece for piece, each in self._open.items() if each.server == server]:
             self._give_up(self._open.pop(piece))
-        if self._choice.failed(server, now, str(error)):
+        self._note_failure(server, str(error), seconds=now - request.waits_since)
+
+    def _note_failure(self, server: int, problem: str, *, seconds: float = 0.0) -> None:
+        self.counts.failed(server)
+        if self._choice.failed(server, time.monotonic(), problem, seconds=seconds):
             url = self._known[server].url
             others = "by other servers" if len(self._listed) > 1 else "when it is back"
             instead = "in this loader, unless other servers do" if self._servers.fallback == "local" else others
-            text = f"{url} {error}. It is asked again later. Until then, its samples are made {instead}"
+            text = f"{url} {problem}. It is asked again later. Until then, its samples are made {instead}"
             self._notify(Notice(place=url, is_outage=True, text=text, answered_at=self._known[server].answered_at))
 
     def _received(self, request: Request, read: Read) -> Answered | None:
@@ -263,7 +282,7 @@ class Asking:
         except (RequestError, ValueError) as error:  # a `ProtocolError` is one
             self._failed(request, error)
             return None
-        server, is_first = self._known[request.server], request.connection.is_first_answer
+        server = self._known[request.server]
         num_samples, seconds = request.num_samples, request.latency_seconds
         self.counts.answered(request.server, num_samples=num_samples, num_bytes=num_bytes, latency_seconds=seconds)
         self._choice.end(request.server)
@@ -274,7 +293,7 @@ class Asking:
         self._close_far(self._choice.few(server.answered_at))
         if was_failing:
             self._notify(Notice(place=server.url, is_outage=False, text=f"{server.url} makes samples again"))
-        return Answered(url=server.url, head=head, num_bytes=num_bytes, is_first=is_first)
+        return Answered(url=server.url, head=head, num_bytes=num_bytes, connection=request.connection)
 
     def _close_far(self, near: Collection[int]) -> None:
         """Close the connections to servers that have stood in for others."""
@@ -285,8 +304,8 @@ class Asking:
     def _first_to_answer(self, request: Request) -> tuple[Request, int] | None:
         """Wait for an answer, and return what was answered and the size of the answer; None if all have failed."""
         running = [request]
-        began = time.monotonic()
-        deadline = began + self._limit_seconds(request.server)
+        began = request.waits_since = time.monotonic()
+        deadline = max(began, min(began + self._patience.answer_seconds(request.server, began), self._until))
         hedge_at = self._late_at(request, began)
         while running:
             now = time.monotonic()
@@ -307,18 +326,6 @@ class Asking:
                 if second is not None:
                     running.append(second)
         return None
-
-    def _limit_seconds(self, server: int) -> float:
-        """Return how long a server has to answer. It is short for one that has failed, if there is anything else to do.
-
-        The limit grows with the pauses, so that these attempts take a small part of the time.
-        """
-        limit_seconds, pause_seconds = self._servers.request_timeout_seconds, self._choice.pause_of(server)
-        is_only_hope = len(self._listed) == 1 and self._servers.fallback == "raise"
-        if not pause_seconds or is_only_hope:
-            return limit_seconds
-        usual_seconds = 2e-9 * self._known[server].latencies.any_late_ns
-        return min(limit_seconds, max(_PATIENCE_SECONDS, usual_seconds, pause_seconds * _TRIAL_SHARE))
 
     def _begun(self, request: Request, deadline: float) -> int | None:
         """Read the head of an answer; return None if the request has failed."""

@@ -12,6 +12,10 @@ __all__ = ["LONGEST_PAUSE_SECONDS", "SHORTEST_PAUSE_SECONDS", "Choice", "Nearest
 SHORTEST_PAUSE_SECONDS = 0.5
 """How long a server is left out after it has failed. Each further failure doubles the pause."""
 LONGEST_PAUSE_SECONDS = 30.0
+_TRIAL_SHARE = 1 / 20
+"""How much of its time a worker spends on failing servers at most, all of them together."""
+_CHARGED_SECONDS = 1.0
+"""How much of the wait for a server that had not failed before counts for that, so that it is soon tried again."""
 _MORE_OWED = 1
 """How many more answers a server may owe than the least busy one, and still be asked for what is its turn."""
 
@@ -55,10 +59,13 @@ class Choice:
     """Chooses among the few servers that are nearest in turn, unless one owes this worker much more than another.
 
     A server that fails is left out, for a pause that doubles with each failure. After it, one request at a time shows
-    whether the server is back. Meanwhile the next one in order takes its place.
+    whether the server is back. Meanwhile the next one in order takes its place. Such trials take a small part of a
+    worker's time, however many servers fail: there is one at a time, and a longer time without any after one that took
+    long. That does not hold while nothing but a failing server can help.
 
     Args:
         num_servers: number of servers.
+        is_awaited: whether nothing but a server can make the samples.
         jitter: returns a random number in [0, 1), so that the workers do not return to a server all at once.
         longest_pause_seconds: upper limit of a pause, without its jitter.
     """
@@ -68,13 +75,16 @@ class Choice:
         num_servers: int,
         *,
         jitter: Callable[[], float],
+        is_awaited: bool = False,
         longest_pause_seconds: float = LONGEST_PAUSE_SECONDS,
     ) -> None:
         self._servers = [_Server() for _ in range(num_servers)]
         self.nearest = Nearest(order=tuple(range(num_servers)), num_few=num_servers)
         """The servers of this worker's rank. See `use`."""
         self._jitter = jitter
+        self._is_awaited = is_awaited
         self._longest_seconds = longest_pause_seconds
+        self._trials_at = -math.inf  # when a failing server may be tried again
 
     def use(self, nearest: Nearest) -> None:
         """Choose among these servers from now on. Failures of those that come back are forgotten."""
@@ -104,15 +114,27 @@ class Choice:
 
     def few(self, now: float, *, without: Collection[int] = ()) -> list[int]:
         """Return the servers to choose among: the nearest that answer, and those before them that may be back."""
+        order = [each for each in self.nearest.order if each not in without and now >= self._servers[each].resumes_at]
+        tried = self.on_trial(now)
         found, num_sound = list[int](), 0
-        for number in self.nearest.order:
-            server = self._servers[number]
-            if number not in without and now >= server.resumes_at:
+        for number in order:
+            is_sound = not self._servers[number].pause_seconds
+            if is_sound or number in tried:
                 found.append(number)
-                num_sound += not server.pause_seconds
+                num_sound += is_sound
                 if num_sound == self.nearest.num_few:
                     break
         return found
+
+    def on_trial(self, now: float) -> Sequence[int]:
+        """Return those of the servers whose pause is over that may be asked although they have failed."""
+        ready = [each for each in self.nearest.order if now >= self._servers[each].resumes_at]
+        failing = [number for number in ready if self._servers[number].pause_seconds]
+        if not self.has_other_help(now):
+            return failing
+        if now < self._trials_at or any(not self._is_ready(number) for number in self.nearest.order):
+            return []
+        return sorted(failing, key=lambda number: self._servers[number].resumes_at)[:1]
 
     def _is_ready(self, number: int) -> bool:
         server = self._servers[number]
@@ -129,11 +151,13 @@ class Choice:
         server.pause_seconds, server.resumes_at, server.problem = 0.0, -math.inf, ""
         return had_failed
 
-    def failed(self, number: int, now: float, problem: str) -> bool:
-        """Note that a server has failed. Return whether it had answered before."""
+    def failed(self, number: int, now: float, problem: str, *, seconds: float = 0.0) -> bool:
+        """Note that a server has failed, after a wait of so long. Return whether it had answered before."""
         server = self._servers[number]
         had_failed = bool(server.pause_seconds)
         server.problem = problem
+        charged = seconds if had_failed else min(seconds, _CHARGED_SECONDS)
+        self._trials_at = max(self._trials_at, now + charged * (1 / _TRIAL_SHARE - 1))
         if now < server.resumes_at:
             return not had_failed  # an older request has failed too: the same failure
         server.pause_seconds = min(self._longest_seconds, max(SHORTEST_PAUSE_SECONDS, 2 * server.pause_seconds))
@@ -146,10 +170,26 @@ class Choice:
         server.problem = f"is busy, and asks to be left alone for {seconds:g} s"
         server.resumes_at = max(server.resumes_at, now + min(seconds, self._longest_seconds))
 
-    def seconds_until_ready(self, now: float) -> float:
-        """Return how long no server may be asked; 0 if one may be asked now, and infinity if there is none."""
-        resume = [self._servers[number].resumes_at for number in self.nearest.order]
+    def seconds_until_ready(self, now: float, *, only_sound: bool = False, without: Collection[int] = ()) -> float:
+        """Return how long no server may be asked; 0 if one may be asked now, and infinity if there is none.
+
+        Those of `without` do not count, nor do those that have failed with `only_sound`.
+        """
+        first = -math.inf if self._is_awaited else self._trials_at
+        servers = [self._servers[number] for number in self.nearest.order if number not in without]
+        resume = [each.resumes_at for each in servers if not each.pause_seconds]
+        if not only_sound:
+            resume += [max(first, each.resumes_at) for each in servers if each.pause_seconds]
         return max(0.0, min(resume, default=math.inf) - now)
+
+    def has_other_help(self, now: float) -> bool:
+        """Return whether there is anything else to do than to wait for servers that have failed."""
+        servers = [self._servers[number] for number in self.nearest.order]
+        return not self._is_awaited or any(not each.pause_seconds and now >= each.resumes_at for each in servers)
+
+    def has_lost_time(self, now: float) -> bool:
+        """Return whether so much time was spent on failing servers lately that none is tried at present."""
+        return now < self._trials_at
 
     def pause_of(self, number: int) -> float:
         """Return how long a server was left out after its latest failure; 0 if it has answered since."""

@@ -27,6 +27,7 @@ __all__ = ["Busy", "Connection", "OtherDataset", "Refused", "RequestError", "rea
 
 _BUSY = frozenset({http.HTTPStatus.SERVICE_UNAVAILABLE, http.HTTPStatus.TOO_MANY_REQUESTS})
 _BUSY_SECONDS = 1.0
+_LEAST_CONNECT_SECONDS = 0.001  # 0 would mean not to wait at all
 _SHOWN_BYTES = 200
 _WAKE_BYTES = 256 * KIB
 """A large answer wakes the worker once for so many bytes, not for each packet or TLS record."""
@@ -86,15 +87,19 @@ class Connection:
         if servers.token is not None:
             self._headers["Authorization"] = f"Bearer {servers.token}"
         self._limit_seconds = servers.request_timeout_seconds
+        self._connect_seconds = servers.connect_timeout_seconds
         self._body, self._digest = b"", ""
         self._was_used = False
         self._wakes_for = 1
-        self.is_first_answer = False
-        """Whether the latest answer is the first one over this connection: another server may be there by now."""
+        self.checked: int | None = None
+        """What the caller notes about the server at the other end. None once it is connected anew: the server may have
+        been started again."""
         self._response: http.client.HTTPResponse | None = None
 
-    def ask(self, body: bytes, digest: str) -> None:
+    def ask(self, body: bytes, digest: str, *, connect_seconds: float = math.inf) -> None:
         """Send a request for samples of the dataset with this digest.
+
+        Making a connection takes no longer than `connect_seconds` and the limit that `Servers` has.
 
         Raises:
             RequestError: it cannot be sent.
@@ -104,8 +109,9 @@ class Connection:
         try:
             if self._was_used and self._send():
                 return
-            self._was_used = False
+            self._was_used, self.checked = False, None
             self._http.close()
+            self._http.timeout = min(self._connect_seconds, max(_LEAST_CONNECT_SECONDS, connect_seconds))
             self._http.connect()
             self._wakes_for = 1
             self._request()
@@ -143,9 +149,9 @@ class Connection:
                 if not self._was_used:
                     raise
                 self._was_used = False
-                self.ask(self._body, self._digest)
+                self.ask(self._body, self._digest, connect_seconds=deadline - time.monotonic())
                 self._response = self._read_head(deadline)
-            self.is_first_answer, self._was_used = not self._was_used, True
+            self._was_used = True
             return self._judged(self._response)
         except (OSError, http.client.HTTPException) as error:
             raise RequestError(_told(error)) from error
@@ -236,12 +242,11 @@ class _SocketFileConnection(http.client.HTTPConnection):
     def __init__(self, path: str, limit_seconds: float, *, is_for_all: bool) -> None:
         super().__init__("localhost", timeout=limit_seconds)
         self._file = path
-        self._limit_seconds = limit_seconds
         self._is_for_all = is_for_all
 
     def connect(self) -> None:
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.settimeout(self._limit_seconds)
+        self.sock.settimeout(self.timeout)
         self.sock.connect(self._file)
         if not self._is_for_all and (user := _listener_of(self.sock)) not in {0, os.geteuid()}:
             self.close()
@@ -268,8 +273,10 @@ class _TlsConnection(http.client.HTTPConnection):
         self._tls = tls
 
     def connect(self) -> None:
+        began = time.monotonic()
         super().connect()
         plain = self.sock
+        plain.settimeout(max(_LEAST_CONNECT_SECONDS, began + float(self.timeout or 0) - time.monotonic()))
         try:
             self.sock: Any = TlsSocket(plain, self._tls, self.host)
         except BaseException:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from mpload.client.connection import Connection
+from mpload.client.probing import Probe
 from mpload.client.protocol import AnswerHead
 from mpload.storage.latencies import Latencies
 
@@ -29,8 +30,8 @@ class Answered:
     """Which server has made the samples."""
     head: AnswerHead
     num_bytes: int
-    is_first: bool
-    """Whether it is the first one over its connection. The server may have been started again since the last one."""
+    connection: Connection
+    """Over which it came."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -42,6 +43,8 @@ class Request:
     piece: Piece
     body: bytes
     sent_at: float
+    waits_since: float
+    """Since when the worker has done nothing but wait for it."""
     latency_seconds: float = 0.0
     """From sending it until its answer began, or until the worker noticed that."""
 
@@ -63,6 +66,8 @@ class KnownServer:
     idle: list[Connection] = field(default_factory=list)
     latencies: Latencies = field(default_factory=Latencies)
     answered_at: float = float("-inf")
+    probe: Probe | None = None
+    """Of a server that has failed, before it is asked again."""
 
 
 Read = Callable[[Connection, int], AnswerHead]

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from time import perf_counter_ns
 from typing import Any
@@ -11,11 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpload.client.asking import Asking
+from mpload.client.comparing import Comparing, aside, begin_arrays, new_count
 from mpload.client.connection import Connection, RequestError
 from mpload.client.evidence import changed_index, named, unread
 from mpload.client.options import Servers
 from mpload.client.protocol import MAX_SAMPLES, AnswerHead, Description, Wanted, read_answer
-from mpload.client.requests import Answered, Piece
+from mpload.client.requests import Piece
 from mpload.errors import FAILURES, ServerError
 from mpload.plan.batch_number import BatchNumber
 from mpload.samples.counts import HEDGES, READ_NS, SERVED, SERVED_BYTES
@@ -23,7 +24,6 @@ from mpload.samples.index_work import PipelineWork
 from mpload.samples.pipeline import Pipeline
 from mpload.storage.notices import Notice
 from mpload.transport.messages import MAX_COUNTS, Tally, details_of
-from mpload.transport.ragged import RaggedArray
 from mpload.transport.ring import blank
 from mpload.transport.worker import ChunkReport
 
@@ -31,10 +31,6 @@ __all__ = ["ServedWork"]
 
 _MAX_OPEN = 3
 """Requests that a worker keeps open: while it receives one answer, servers work on the others."""
-_NUM_CHECKED = 2
-"""Samples that are compared with the same ones made here."""
-_MAX_CHECKS = 4
-"""Answers of a server that are checked until one can be: samples may be bad, or their files not here."""
 _MAX_OTHERS = 3
 """Servers that are asked for a sample which another one cannot read."""
 
@@ -43,9 +39,8 @@ _MAX_OTHERS = 3
 class ServedWork:
     """Asks servers for samples, and receives them directly into the batch's slot.
 
-    Samples that no server makes are made here, by `work`, if `servers.fallback` says so. The first worker makes some of
-    the samples in the first answer of each server itself, and compares them; and again in the first answer over each
-    new connection, since a server may have been started again with other files or other code.
+    Samples that no server makes are made here, by `work`, if `servers.fallback` says so. Each worker makes some of the
+    samples in the first answer over each of its connections itself, and compares them.
 
     A sample that a server cannot read is asked for elsewhere. If others can read it, the server has failed, and all
     samples of its answer are made elsewhere.
@@ -58,6 +53,8 @@ class ServedWork:
     description: Description
     fields: tuple[str, ...]
     """Names of the fields of a slot that hold the samples, in the order in which answers have them."""
+    num_differences: NDArray[np.int64] | None = field(default=None, init=False, repr=False)
+    """See `Comparing`."""
 
     @property
     def pipeline(self) -> Pipeline:
@@ -65,8 +62,9 @@ class ServedWork:
         return self.work.pipeline
 
     def share(self) -> None:
-        """Let all workers read the same files, as `PipelineWork` does."""
+        """Let all workers read the same files, as `PipelineWork` does, and know of each other's comparisons."""
         self.work.share()
+        self.num_differences = new_count()
 
     def open(self, worker: int) -> None:
         """Prepare this process. Connections are made for the first requests."""
@@ -74,9 +72,8 @@ class ServedWork:
         self._asks = self.servers.asking_workers is None or worker < self.servers.asking_workers
         self._report: ChunkReport | None = None
         self._asking = Asking(self.servers, self.description, notify=self._notify)
-        self._first_checks = 0 if worker else _MAX_CHECKS
-        self._unchecked: dict[str, int] = {}  # by URL: answers that remain to be checked
-        self._compared = set[str]()  # URLs of servers whose samples could be compared
+        count = new_count() if self.num_differences is None else self.num_differences
+        self._comparing = Comparing(self.work, self.fields, count)
 
     def _notify(self, notice: Notice) -> None:
         assert self._report is not None
@@ -153,14 +150,10 @@ class ServedWork:
             counts[SERVED], counts[SERVED_BYTES] = piece.last - piece.first, answered.num_bytes
         report.tally.add(Tally(counts=counts))
         if answered is None:
-            _begin(views, piece.first, piece.last)
+            begin_arrays(views.values(), piece.first, piece.last)
             self.work.fill(piece.task, arrays, piece.first, piece.last, report)
             return
-        if answered.is_first and answered.url in self._compared:
-            self._unchecked[answered.url] = _MAX_CHECKS
-        if self._unchecked.setdefault(answered.url, self._first_checks):
-            self._unchecked[answered.url] -= 1
-            self._check(answered, piece, views, report)
+        self._comparing.check(answered, piece, views, report)
         report.failures += [named(each, url=answered.url, first=piece.first) for each in answered.head.failures]
 
     def _read(
@@ -186,8 +179,8 @@ class ServedWork:
         private = report.private_arrays()
         served = self._served(private)
         if self.servers.fallback == "local":
-            mine = _aside(report)
-            _begin(served, piece.first, piece.last)
+            mine = aside(report)
+            begin_arrays(served.values(), piece.first, piece.last)
             with suppress(*FAILURES):
                 self.work.fill(piece.task, private, piece.first, piece.last, mine)
                 if not unread(mine.failures):
@@ -203,63 +196,10 @@ class ServedWork:
             asked.append(answered.url)
         return ""
 
-    def _check(self, answered: Answered, piece: Piece, theirs: Mapping[str, Any], report: ChunkReport) -> None:
-        """Compare samples of a server with the same samples made here.
-
-        Raises:
-            ServerError: they differ.
-        """
-        if report.private_arrays is None:
-            return
-        private, number = report.private_arrays(), BatchNumber.of(piece.task)
-        last = min(piece.first + _NUM_CHECKED, piece.last)
-        _begin(self._served(private), piece.first, last)
-        mine = _aside(report)
-        try:
-            self.work.fill(piece.task, private, piece.first, last, mine)
-        except FAILURES:
-            return  # the sample is bad, or the files are not here
-        bad = {each.sample for each in mine.failures} | {piece.first + each.sample for each in answered.head.failures}
-        ours = self.work.unpacked(number, private)
-        for place in sorted(set(range(piece.first, last)) - bad):
-            for name, array in theirs.items():
-                if told := _difference(array[place], ours[name][place]):
-                    sample_id = self.work.sample_ids(number, place, place + 1)[0]
-                    raise ServerError(
-                        f"{answered.url} makes other samples than this machine: {name!r} of sample_id {sample_id} "
-                        f"{told}. Use the same version of mpload and of its decoders (mpload.jpeg_backend()) and the "
-                        "same code on both, and draw random numbers only from those that mpload seeds"
-                    )
-            self._unchecked[answered.url] = 0
-            self._compared.add(answered.url)
-
-
-def _aside(report: ChunkReport) -> ChunkReport:
-    """Return a report for samples that are made here for a comparison."""
-    return ChunkReport(at=report.at, sample=report.sample, wait_for_turn=report.wait_for_turn, layout=report.layout)
-
 
 def _read(arrays: Mapping[str, Any], piece: Piece, connection: Connection, num_bytes: int) -> AnswerHead:
-    _begin(arrays, piece.first, piece.last)  # an earlier answer may have broken off
+    begin_arrays(arrays.values(), piece.first, piece.last)  # an earlier answer may have broken off
     head = read_answer(connection.read_into, num_bytes, arrays, piece.first, piece.last)
     if changed := changed_index(head.failures):
         raise RequestError(f"needs to be started again: {changed.cause}")
     return head
-
-
-def _begin(arrays: Mapping[str, Any], first: int, last: int) -> None:
-    for array in arrays.values():
-        if isinstance(array, RaggedArray):
-            array.begin(first, last)
-
-
-def _difference(theirs: NDArray[Any], ours: NDArray[Any]) -> str:
-    """Return how two values differ, bit by bit; empty if they do not."""
-    if theirs.shape != ours.shape:
-        return f"has the shape {list(theirs.shape)} there and {list(ours.shape)} here"
-    differing = _bytes_of(theirs) != _bytes_of(ours)
-    return f"differs in {differing.mean():.1%} of its bytes" if differing.any() else ""
-
-
-def _bytes_of(value: NDArray[Any]) -> NDArray[np.uint8]:
-    return np.frombuffer(np.ascontiguousarray(value).tobytes(), np.uint8)

@@ -12,7 +12,7 @@ import pickle
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, redirect_stderr, redirect_stdout
+from contextlib import ExitStack, redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -32,6 +32,8 @@ _GET_SECONDS = 10.0
 _KILL_SECONDS = 10.0
 _SHORTEST_PAUSE_SECONDS = 1.0
 _LONGEST_PAUSE_SECONDS = 30.0
+_WRITE_SECONDS = 5.0
+"""How long after a failure the list is written again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +121,7 @@ class _Server:
     def _lose(self, error: Exception, now: float) -> None:
         if self.url is None:
             self._node = None  # which may have no room
-        print(f"mpload: the server {self.url or 'to be started'} is lost: {error}", file=sys.__stderr__, flush=True)
+        _tell(f"the server {self.url or 'to be started'} is lost: {error}")
         self.kill()
         self.error = error
         self._starts_at = now + self._pause_seconds
@@ -135,25 +137,52 @@ class _Server:
         return call
 
 
+class _List:
+    """The list of servers, which is written when they change. If that fails, it is written later."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._listed: Sequence[str] | None = None
+        self._writes_at = float("-inf")
+
+    def write(self, urls: Sequence[str], now: float) -> None:
+        """Write the list if it has changed, unless that has failed shortly before."""
+        if urls == self._listed or now < self._writes_at:
+            return
+        try:
+            write_urls(self._path, urls)
+        except OSError as error:
+            if self._writes_at == float("-inf"):
+                _tell(f"{self._path}, the list of servers, cannot be written: {error}. It is written later")
+            self._writes_at = now + _WRITE_SECONDS
+            return
+        if self._writes_at > float("-inf"):
+            _tell(f"{self._path}, the list of servers, is written again")
+        self._listed, self._writes_at = urls, float("-inf")
+
+
+def _tell(text: str) -> None:
+    with suppress(OSError):  # the parent may have died
+        print(f"mpload: {text}", file=sys.__stderr__, flush=True)
+
+
 def _supervise(ray: Any, placing: Placing, orders: BinaryIO, answers: BinaryIO) -> None:
     """Start the servers, say so, and replace those that die until `orders` ends.
 
     Raises:
         ArgumentError: no node has the resources.
-        MploadError: why a server cannot be started.
+        MploadError: why a server cannot be started. After the start, nothing is raised: what ends the servers is told.
     """
     servers = [_Server(ray, placing, node=node) for node in _nodes(ray, placing)]
     deadline = time.monotonic() + placing.start_seconds
-    is_started, listed = False, None
+    is_started, listed = False, _List(placing.list_file)
     try:
         while not wait([orders.fileno()], _POLL_SECONDS):
             now = time.monotonic()
             for server in servers:
                 server.step(now)
             urls = [server.url for server in servers if server.url]
-            if urls != listed:
-                write_urls(placing.list_file, urls)
-                listed = urls
+            listed.write(urls, now)
             if is_started:
                 continue
             if len(urls) == len(servers):
@@ -161,9 +190,14 @@ def _supervise(ray: Any, placing: Placing, orders: BinaryIO, answers: BinaryIO) 
                 _send(answers, None)
             else:
                 _check_start(servers, placing, is_late=now > deadline)
+    except Exception as error:
+        if not is_started:
+            raise
+        _tell(f"the servers on the Ray cluster end, since their supervisor has failed: {error!r}")
     finally:
-        _kill(ray, servers)
-        write_urls(placing.list_file, [])
+        with suppress(Exception):  # the cluster may be gone, and the servers with it
+            _kill(ray, servers)
+        _List(placing.list_file).write([], time.monotonic())
 
 
 def _nodes(ray: Any, placing: Placing) -> Sequence[str | None]:

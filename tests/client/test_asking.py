@@ -7,6 +7,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from mpload.client.protocol import Description
 from mpload.client.requests import Piece
 from mpload.errors import ServerError
 from mpload.storage.notices import Notice
-from tests.support.raw_server import head, raw_server
+from tests.support.raw_server import dropping, head, raw_server
 
 _DESCRIPTION = Description(index="index", pipeline="pipeline", fields=())
 
@@ -31,12 +32,12 @@ def test_server_that_has_failed_gets_little_time_to_show_that_it_is_back() -> No
     for fallback, limit_seconds in (("local", 1.0), ("raise", 30.0)):
         servers = Servers(urls=["http://127.0.0.1:1"], fallback=fallback)  # type: ignore[arg-type]
         asking = _asking(servers, [])
-        assert asking._limit_seconds(0) == 30.0
+        assert asking._patience.answer_seconds(0, 0.0) == 30.0
         asking._choice.failed(0, 0.0, "fails")
-        assert asking._limit_seconds(0) == limit_seconds
+        assert asking._patience.answer_seconds(0, 0.0) == limit_seconds
 
 
-def test_worker_that_can_make_samples_itself_waits_little_for_servers() -> None:
+def test_worker_that_can_make_samples_itself_waits_for_no_server_that_has_failed() -> None:
     notices: list[Notice] = []
     lives: list[None] = []
 
@@ -50,7 +51,37 @@ def test_worker_that_can_make_samples_itself_waits_little_for_servers() -> None:
             found = asking.answer(piece, lambda: b"", _never, live=lambda: lives.append(None))
             assert found is None
     assert [notice.is_outage for notice in notices] == [True, True]
-    assert len(lives) >= 5
+    assert len(lives) == 4  # both servers are asked for the first piece
+
+
+def test_many_servers_that_drop_packets_cost_a_worker_one_time_limit() -> None:
+    notices: list[Notice] = []
+    with ExitStack() as stack:
+        urls = [stack.enter_context(dropping()) for _ in range(8)]
+        asking = _asking(Servers(urls=urls, connect_timeout_seconds=0.5), notices)
+        began, num_answers = time.monotonic(), 0
+        while time.monotonic() < began + 5:
+            piece = Piece((0, num_answers), 0, 4)
+            asking.ask_ahead({piece: lambda: b""})
+            assert asking.answer(piece, lambda: b"", _never, live=lambda: None) is None
+            num_answers += 1
+            time.sleep(0.01)  # makes the samples
+        assert num_answers > 0.7 * 5 / 0.012
+    assert len(notices) == len(urls)
+
+
+@pytest.mark.parametrize("num_servers", [1, 3])
+@pytest.mark.parametrize("kind", ["drops", "silent"])
+def test_wait_for_servers_ends_when_it_should_and_the_error_gives_its_length(kind: str, num_servers: int) -> None:
+    with ExitStack() as stack:
+        made = dropping if kind == "drops" else partial(raw_server, lambda *_: True)
+        urls = [stack.enter_context(made()) for _ in range(num_servers)]
+        asking, piece = _asking(Servers(urls=urls, fallback="raise", retry_seconds=0.8), []), Piece((0, 0), 0, 4)
+        began = time.monotonic()
+        asking.ask_ahead({piece: lambda: b""})
+        with pytest.raises(ServerError, match=r"for (?:0\.8\d*|0\.9\d*|8\d\d m|9\d\d m) ?s: .*http"):
+            asking.answer(piece, lambda: b"", _never, live=lambda: None)
+        assert time.monotonic() - began < 1.2 * 0.8
 
 
 def test_what_is_needed_now_takes_the_place_of_what_was_asked_for_ahead_of_a_server_that_may_be_back() -> None:

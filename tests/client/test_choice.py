@@ -81,11 +81,50 @@ def test_next_server_takes_the_place_of_a_failed_one_until_it_is_back() -> None:
     choice.failed(1, 0.0, "fails")
     assert choice.few(0.0) == [2, 3]
     assert choice.few(0.0, without=[2]) == [3]
-    now = choice.seconds_until_ready(0.0) + SHORTEST_PAUSE_SECONDS
-    assert choice.few(now) == [0, 1, 2, 3]
+    now = 2 * SHORTEST_PAUSE_SECONDS
+    assert choice.few(now) == [0, 2, 3]  # one at a time shows whether it is back
     choice.answered(0)
+    assert choice.few(now) == [0, 1, 2]
     choice.answered(1)
     assert choice.few(now) == [0, 1]
+
+
+@given(num_servers=st.integers(1, 9), wait_seconds=st.floats(0.0, 8.0))
+def test_trials_of_failing_servers_take_a_small_part_of_the_time_and_turns(
+    num_servers: int, wait_seconds: float
+) -> None:
+    choice, now = _choice(num_servers), 0.0
+    lost_seconds, trials = 0.0, [0] * num_servers
+    for number in range(num_servers):
+        choice.failed(number, now, "is silent", seconds=30.0)
+    while now < 10_000:
+        picked = choice.pick(0, now)
+        if picked is None:
+            now += 0.5
+            continue
+        assert choice.pick(1, now) is None
+        now += wait_seconds
+        lost_seconds += wait_seconds
+        trials[picked] += 1
+        choice.end(picked)
+        choice.failed(picked, now, "is silent", seconds=wait_seconds)
+    assert lost_seconds <= 0.051 * now + wait_seconds
+    assert min(trials) >= 3
+    assert max(trials) - min(trials) <= max(1, 0.1 * min(trials))
+
+
+def test_failing_servers_are_all_asked_while_nothing_else_can_help() -> None:
+    choice = Choice(3, jitter=lambda: 0.0, is_awaited=True)
+    for number in range(3):
+        choice.failed(number, 0.0, "is silent", seconds=30.0)
+    now = choice.seconds_until_ready(0.0)
+    assert now == SHORTEST_PAUSE_SECONDS
+    assert {choice.pick(0, now) for _ in range(3)} == {0, 1, 2}
+    for number in range(3):
+        choice.end(number)
+    choice.answered(2)
+    assert choice.few(now) == [2]
+    assert choice.few(30.0) == [0, 2]
 
 
 def test_second_request_goes_to_another_server_even_if_the_rank_has_only_one() -> None:

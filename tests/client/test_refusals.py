@@ -1,6 +1,7 @@
 """Servers that have other data, make other samples or want another token: an error at once, with any fallback."""
 
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from mpload.client.protocol import Description
 from mpload.errors import ServerError
 from tests.support.batches import ids, numbers
 from tests.support.sample_servers import Handler, answering, sample_server
-from tests.support.served_loaders import dataset, loading
+from tests.support.served_loaders import NUM_SAMPLES, dataset, loading
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="worker pools need Linux"),
@@ -73,8 +74,9 @@ def test_control_characters_of_a_server_do_not_reach_the_terminal(folder: Path) 
 
 
 def differing(handler: Handler, made: bytes) -> bool:
-    """Answer with samples that differ in a bit."""
-    handler.reply(200, made[:-256] + bytes([made[-256] ^ 1]) + made[-255:])
+    """Answer with samples of which the first one differs in a bit."""
+    first = len(made) - 2 * (len(made) - 4 - int.from_bytes(made[:4], "little")) // 3  # shapes, numbers and labels
+    handler.reply(200, made[:first] + bytes([made[first] ^ 1]) + made[first + 1 :])
     return True
 
 
@@ -89,10 +91,34 @@ def test_server_whose_samples_differ_is_an_error(folder: Path, on_error: str) ->
             next(iter(loader))
 
 
-def test_server_that_makes_other_samples_since_it_was_started_again_is_an_error(folder: Path) -> None:
-    with sample_server(dataset(folder)) as server, loading(folder, server.url, num_workers=1) as loader:
-        assert ids(loader) == ids(dataset(folder))
+@pytest.mark.parametrize("num_workers", [1, 2, 4])
+def test_server_that_makes_other_samples_since_it_was_started_again_gives_no_worker_any(
+    folder: Path, num_workers: int
+) -> None:
+    alone = dataset(folder)
+    with sample_server(dataset(folder)) as server, loading(folder, server.url, num_workers=num_workers) as loader:
+        assert ids(loader) == ids(alone)
         server.answer = differing
         server.drop_connections()
+        expected, found = ids(alone), list[Any]()
+        batches = iter(loader)
         with pytest.raises(ServerError, match="makes other samples than this machine"):
-            ids(loader)
+            found.extend(ids([batch])[0] for batch in batches)
+        assert found == expected[: len(found)]
+
+
+@pytest.mark.parametrize("num_workers", [1, 2, 4])
+def test_server_whose_samples_differ_is_refused_until_they_are_equal(folder: Path, num_workers: int) -> None:
+    with sample_server(dataset(folder)) as server:
+        server.answer = differing
+        with loading(folder, server.url, num_workers=num_workers) as loader:
+            batches = iter(loader)
+            for _ in range(8):
+                with pytest.raises(ServerError, match="makes other samples than this machine"):
+                    next(batches)
+            server.answer, found = None, list[Any]()
+            for _ in range(9):
+                with suppress(ServerError):  # of what was asked for before
+                    found.extend(ids([batch])[0] for batch in batches)
+            assert found == ids(dataset(folder))
+            assert loader.stats().timings.num_served >= NUM_SAMPLES

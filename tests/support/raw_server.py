@@ -3,9 +3,9 @@
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 
-__all__ = ["Answer", "head", "raw_server"]
+__all__ = ["Answer", "dropping", "head", "raw_server"]
 
 Answer = Callable[[socket.socket, str], bool]
 """Answers a request for a path on a connection, and returns whether the connection stays open."""
@@ -19,6 +19,18 @@ def raw_server(answer: Answer, *, host: str = "127.0.0.1") -> Iterator[str]:
         threading.Thread(target=_serve, args=(listener, answer), daemon=True).start()
         yield f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
         listener.shutdown(socket.SHUT_RDWR)
+
+
+@contextmanager
+def dropping() -> Iterator[str]:
+    """Yield the URL of a server that leaves connections without an answer, as a machine that is off does."""
+    with ExitStack() as stack:
+        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        for _ in range(4):  # the kernel drops what comes when the queue is full
+            waiting = stack.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(listener.getsockname())
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
 
 
 def head(status: str, *lines: str, length: int | None = None) -> bytes:
