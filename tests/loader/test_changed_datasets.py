@@ -258,7 +258,7 @@ def test_what_is_used_but_not_changed_is_no_change() -> None:
 def test_a_loader_that_is_in_reach_is_no_change() -> None:
     dataset = Added()
     with MPLoader(dataset, batch_size=10, num_workers=0) as loader:
-        dataset.transforms.append(lambda value: value + 0 * loader.batch_size)  # type: ignore[arg-type]
+        dataset.transforms.append(lambda value: value + 0 * loader.num_workers)  # type: ignore[arg-type]
         attributes = Attributes(dataset)
         list(loader)
         assert not attributes.has_changed(dataset)
