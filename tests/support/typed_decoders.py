@@ -37,6 +37,10 @@ def tokens(text: str) -> Any:
     return np.array([ord(letter) for letter in text])
 
 
+def words(data: bytes) -> Any:
+    return np.array([sum(word) for word in data.split()], np.int64)
+
+
 class Region:
     """Read the column of images once more."""
 
