@@ -2,8 +2,9 @@
 
 import random
 from collections import OrderedDict, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from itertools import chain
 from logging import Logger
 from pathlib import PurePath
 from types import CellType, FunctionType, MethodType, ModuleType
@@ -27,8 +28,9 @@ _CONTAINERS: tuple[Any, ...] = (list, tuple, OrderedDict, dict, set, frozenset, 
 class Attributes:
     """The attributes of a dataset, of the objects in them, and so on, at one moment.
 
-    It takes up to a thousand values, nearest first: numbers, strings and identities. Objects are also reached through
-    slots, bound methods and the variables and default arguments of functions, not through classes, modules and globals.
+    It takes up to a thousand values, those of attributes before those in containers: numbers, strings and identities.
+    Objects are also reached through slots, bound methods and the variables and default arguments of functions, not
+    through classes, modules and globals.
     What changes inside an array, a tensor or a long list is not noticed, unless its length changes.
     """
 
@@ -68,12 +70,13 @@ class Watch:
 
 def _walk(dataset: object) -> Iterator[Any]:
     """Yield each value, and after a container its length. The caller keeps all of them, so that identities stay."""
-    left: deque[Any] = deque([dataset])
+    near: deque[Any] = deque([dataset])  # attributes
+    far: deque[Any] = deque()  # what containers hold, which may be plain data
     seen = {id(random.seed.__self__)}  # type: ignore[attr-defined]  # the generator of `random.gauss` and others
     for _ in range(_MAX_VALUES):
-        if not left:
+        if not near and not far:
             return
-        value = left.popleft()
+        value = (near or far).popleft()
         yield value
         kind: Any = type(value)  # `isinstance` would ask a proxy what it stands for
         if issubclass(kind, _LEAVES) or id(value) in seen:
@@ -82,29 +85,36 @@ def _walk(dataset: object) -> Iterator[Any]:
         container = next((each for each in _CONTAINERS if issubclass(kind, each)), None)
         if container is not None:
             yield (length := container.__len__(value))
-            if length <= _MAX_ITEMS and len(left) < _MAX_VALUES:  # others would not have their turn
-                left += container.__iter__(value)
-                left += container.values(value) if issubclass(container, dict) else ()
-        if kind not in _CONTAINERS and len(left) < _MAX_VALUES:
-            left += _inside(kind, value)
+            if length <= _MAX_ITEMS and len(far) < _MAX_VALUES:  # others would not have their turn
+                far += container.__iter__(value)
+                far += container.values(value) if issubclass(container, dict) else ()
+        if kind not in _CONTAINERS and len(near) < _MAX_VALUES:
+            near += _inside(kind, value)
 
 
 def _inside(kind: Any, value: Any) -> Iterator[Any]:
-    """Yield what an object refers to, with the names of its attributes."""
+    """Yield what an object refers to, and the names of its attributes."""
     if kind is FunctionType:
-        yield from (value.__defaults__, value.__kwdefaults__, value.__closure__)
-        yield from dict.items(value.__dict__)
+        yield from (*(value.__defaults__ or ()), value.__kwdefaults__, *(value.__closure__ or ()))
+        yield from chain.from_iterable([*dict.items(value.__dict__)])
     elif kind is CellType:
         with suppress(ValueError):  # the variable has no value yet
             yield value.cell_contents
     else:
-        for key, read in readers_of(kind):
+        for key, read in _readers_of(kind):
             with suppress(AttributeError):  # an empty slot
                 found = read(value)
                 if key == "__dict__":
-                    yield from dict.items(found)
+                    yield from chain.from_iterable([*dict.items(found)])  # a copy, since threads may change it
                 else:
-                    yield key, found
+                    yield from (key, found)
+
+
+def _readers_of(kind: Any) -> Sequence[tuple[str, Callable[[Any], Any]]]:
+    try:
+        return readers_of(kind)
+    except Exception:  # noqa: BLE001  whatever the user's metaclass does
+        return ()
 
 
 def _is_same(a: Any, b: Any) -> bool:

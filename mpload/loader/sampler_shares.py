@@ -46,6 +46,7 @@ class SamplerShare:
             is_of_batches: Whether it is a batch sampler.
         """
         each = [sampler, *([sampler.sampler] if hasattr(sampler, "sampler") else [])]
+        is_of_batches = is_of_batches or (batch_size is None and isinstance(sampler, BatchSampler))
         sizes = [getattr(sampler, "batch_size", None)] if is_of_batches else [batch_size or 1]
         worlds = [getattr(one, name, None) for one in each for name in _WORLD_SIZES]
         return cls(

@@ -3,11 +3,10 @@
 import base64
 import warnings
 from collections.abc import Iterator
-from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass
 from itertools import chain, islice
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch.utils.data import BatchSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
@@ -17,72 +16,36 @@ from mpload.errors import MploadWarning, StateError
 __all__ = ["Follower", "SamplerGenerator"]
 
 _RANDOM = {RandomSampler, SubsetRandomSampler, WeightedRandomSampler}
-_MAX_DRAWS = 2**27
-"""The longest epoch of which the end is computed at its beginning. It takes a few seconds."""
+_MAX_DRAWS = 2**24
+"""The longest epoch of which the end is computed at its beginning. It takes up to a second."""
 _DRAWN_AT_ONCE = 2**20
 
 
 class Follower:
     """Tells a sampler of each epoch that begins, as long as nobody else does.
 
-    Otherwise each epoch would have the same order, and a resumed run another one than before its checkpoint.
-
-    Several loaders may share a sampler. What somebody else has told it then holds for all of them.
+    Otherwise each epoch would have the same order, and a resumed run another one than before its checkpoint. A call
+    with the number that the sampler has already cannot be noticed: a mark on that number would be in its checkpoints.
     """
 
     def __init__(self, sampler: Any) -> None:
         self._sampler = sampler
-        self._told: int = 0
-        """The epoch that the sampler had after this follower told it."""
-        self._asked: _Asked | None = None
-        """What somebody else has told it last, as far as this follower knows."""
+        self._seen: int = sampler.epoch
         self._ahead = 0
         """By how many epochs the sampler is ahead of the loader, since somebody else has told it."""
 
     @staticmethod
     def suits(sampler: Any) -> bool:
         """Return whether a sampler has an epoch like that of torch's `DistributedSampler`."""
-        return hasattr(sampler, "set_epoch") and type(getattr(sampler, "epoch", None)) in {int, _Marked}
+        return hasattr(sampler, "set_epoch") and type(getattr(sampler, "epoch", None)) is int
 
     def begin(self, epoch: int) -> None:
         """Begin an epoch."""
-        found = self._sampler.epoch
-        # Where no mark was kept, the same number may have been told again: that cannot be noticed.
-        is_known = isinstance(found, _Marked) or (found == self._told and not isinstance(self._told, _Marked))
-        asked = getattr(found, "asked", self._asked) if is_known else _Asked(found)
-        if asked is not None and asked is not self._asked:
-            self._ahead = asked.epoch - epoch
-        self._asked = asked
-        if is_known:
+        if self._sampler.epoch != self._seen:
+            self._ahead = self._sampler.epoch - epoch
+        else:
             self._sampler.set_epoch(epoch + self._ahead)
-        with suppress(AttributeError, TypeError):  # of a property without a setter
-            self._sampler.epoch = _Marked(self._sampler.epoch, asked)
-        self._told = self._sampler.epoch
-
-
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    """A call of `set_epoch` by somebody else. Two calls with the same number differ in their identity."""
-
-    epoch: int
-
-
-class _Marked(int):
-    """The epoch of a sampler, marked by a follower. It is an ordinary number for everybody else.
-
-    Whoever sets the epoch removes the mark, also if he sets the same number again. So a follower notices it without
-    changing a method of the sampler. Copies and pickles have no mark.
-    """
-
-    asked: _Asked | None
-
-    def __new__(cls, epoch: int, asked: _Asked | None) -> Self:
-        marked = super().__new__(cls, epoch)
-        marked.asked = asked
-        return marked
-
-    def __reduce__(self) -> tuple[type[int], tuple[int]]:
-        return int, (int(self),)
+        self._seen = self._sampler.epoch
 
 
 class SamplerGenerator:

@@ -144,10 +144,9 @@ def _attributes_of(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 @lru_cache(maxsize=128)
 def _is_closed(kind: Any) -> bool:
     """Return whether objects of a class are left alone: those that stand for others, and those of mpload."""
-    bases = kind.__mro__[:-1]
-    modules = [f"{base.__module__}." for base in bases]
-    return any("__class__" in vars(base) for base in bases) or any(
-        module.startswith("mpload.") and not module.startswith(_SAMPLE_MAKERS) for module in modules
+    module = f"{kind.__module__}."  # a class that the user derives from one of mpload has attributes of his own
+    return any("__class__" in vars(base) for base in kind.__mro__[:-1]) or (
+        module.startswith("mpload.") and not module.startswith(_SAMPLE_MAKERS)
     )
 
 

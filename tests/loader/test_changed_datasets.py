@@ -281,3 +281,31 @@ def test_a_huge_dataset_is_looked_at_briefly() -> None:
     holder.table = {str(i): Plus(i) for i in range(90)}
     holder.inner = [[Plus(i) for i in range(90)] for _ in range(90)]
     assert len(Attributes(holder)._values) < 2500
+
+
+class Annotated:
+    """A dataset with much plain data and a transform."""
+
+    def __init__(self, samples: list[Any]) -> None:
+        self.samples = samples
+        self.transform = Plus(0)
+
+
+@pytest.mark.parametrize("samples", [[{f"key {n}": n for n in range(5)} for _ in range(100)], [(1, 2, 3, 4)] * 100])
+def test_plain_data_does_not_hide_what_attributes_hold(samples: list[Any]) -> None:
+    dataset = Annotated(samples)
+    attributes = Attributes(dataset)
+    assert not attributes.has_changed(dataset)
+    dataset.transform.amount = 7
+    assert attributes.has_changed(dataset)
+
+
+class Unhashable(type):
+    """A metaclass whose classes are no keys of a dict."""
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def test_a_class_that_cannot_be_looked_into_is_no_error() -> None:
+    dataset = Annotated([Unhashable("Odd", (), {})()])
+    assert not Attributes(dataset).has_changed(dataset)
