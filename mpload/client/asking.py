@@ -219,7 +219,7 @@ class Asking:
         known = self._known[server]
         connection = known.idle.pop() if known.idle else Connection(known.url, self._servers, self._tls)
         known.probe = None
-        connect_seconds = min(self._patience.connect_seconds(server, now), self._until - now)
+        connect_seconds = min(self._patience.connect_seconds(server, now), self._left_for(server, now))
         request = Request(server=server, connection=connection, piece=piece, body=body, sent_at=now, waits_since=now)
         try:
             connection.ask(body, self._digest, connect_seconds=connect_seconds)
@@ -231,6 +231,12 @@ class Asking:
             return None
         self._saved_hedges = min(_MAX_SAVED_HEDGES, self._saved_hedges + HEDGES_PER_REQUEST)
         return request
+
+    def _left_for(self, server: int, now: float) -> float:
+        """Return how much of the wait a server may use: half of what is left if it never answered and others may."""
+        left_seconds = self._until - now
+        is_new = self._known[server].answered_at == -math.inf
+        return left_seconds / 2 if is_new and len(self._choice.nearest.order) > 1 else left_seconds
 
     def _sent_in_place(self, piece: Piece, body: bytes) -> Request | None:
         """Give up a request made ahead to a server that is tried again, and send one for the piece that is needed now.
@@ -305,7 +311,8 @@ class Asking:
         """Wait for an answer, and return what was answered and the size of the answer; None if all have failed."""
         running = [request]
         began = request.waits_since = time.monotonic()
-        deadline = max(began, min(began + self._patience.answer_seconds(request.server, began), self._until))
+        seconds = min(self._patience.answer_seconds(request.server, began), self._left_for(request.server, began))
+        deadline = max(began, began + seconds)
         hedge_at = self._late_at(request, began)
         while running:
             now = time.monotonic()

@@ -2,6 +2,7 @@
 
 import mmap
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -57,11 +58,17 @@ class Comparing:
         num_vain = self._num_vain.get(url, 0)
         if answered.connection.checked == num_differences or report.private_arrays is None:
             return
-        if num_vain >= _MAX_VAIN and url not in self._compared:
+        if num_vain >= _MAX_VAIN and url not in self._compared and not num_differences:
             return
         last = piece.last if num_differences else min(piece.first + _NUM_COMPARED, piece.last)
         compared = self._places(answered, piece, last, private := report.private_arrays(), report)
         self._compare(answered, piece, theirs, private, compared)
+        if num_differences and not compared:
+            answered.connection.close()
+            raise ServerError(
+                f"{url}: servers have made other samples than this machine, and none of this answer can be made here "
+                "to compare it. Mend the servers, and start again"
+            )
         num_vain = 0 if compared else num_vain + 1
         if compared:
             self._compared.add(url)
@@ -74,13 +81,15 @@ class Comparing:
     ) -> Sequence[int]:
         """Make the samples up to `last` in arrays of this process, and return the places of those to compare."""
         begin_arrays((private[name] for name in self._fields), piece.first, last)
-        mine = aside(report)
-        try:
-            self._work.fill(piece.task, private, piece.first, last, mine)
-        except FAILURES:
-            return []  # a sample is bad, or the files are not here
-        bad = {each.sample for each in mine.failures} | {piece.first + each.sample for each in answered.head.failures}
-        return sorted(set(range(piece.first, last)) - bad)
+        bad = {piece.first + each.sample for each in answered.head.failures}
+        made = []
+        for place in range(piece.first, last):
+            mine = aside(report)
+            with suppress(*FAILURES):  # the sample is bad, or its file is not here
+                self._work.fill(piece.task, private, place, place + 1, mine)
+                if not mine.failures and place not in bad:
+                    made.append(place)
+        return made
 
     def _compare(
         self,

@@ -7,10 +7,8 @@ from dataclasses import fields, is_dataclass
 from enum import Enum
 from functools import partial
 from pathlib import PurePath
-from types import MethodType
 from typing import Any
 
-from mpload.client.plain_objects import digest_of, parameters_of
 from mpload.client.protocol import Description, described_fields
 from mpload.index.columns import format_columns
 from mpload.samples.by_source import BySource
@@ -55,9 +53,7 @@ def described(value: object) -> str:
     """Return a decoder, a transform or a parameter of one as text that is equal in all processes.
 
     Functions and objects appear by name, without the module: the user's script is `__main__` in one process and an
-    imported module in another. An object has a `__repr__` that tells its parameters, or they are those of
-    `parameters_of`. Fields of a dataclass that are not in its `repr` are told by a digest, if
-    they are compared.
+    imported module in another.
     """
     match value:
         case Enum():
@@ -75,9 +71,7 @@ def described(value: object) -> str:
         case partial():
             return f"partial({', '.join(map(described, (value.func, *value.args, value.keywords)))})"
     if is_dataclass(value) and not isinstance(value, type):
-        shown = [f"{each.name}={described(getattr(value, each.name))}" for each in fields(value) if each.repr]
-        hidden = [each.name for each in fields(value) if not each.repr and each.init and each.compare]
-        shown += [f"{name}={digest}" for name in hidden if (digest := digest_of(getattr(value, name)))]
+        shown = (f"{each.name}={described(getattr(value, each.name))}" for each in fields(value) if each.repr)
         return f"{type(value).__qualname__}({', '.join(shown)})"
     return _described_object(value)
 
@@ -85,12 +79,11 @@ def described(value: object) -> str:
 def _described_object(value: object) -> str:
     name = getattr(value, "__qualname__", None)
     if isinstance(name, str):  # a function, a method or a class
-        owner = value.__self__ if isinstance(value, MethodType) else None
-        return f"{name.rpartition('<locals>.')[2]}{parameters_of(owner)}"
+        return name.rpartition("<locals>.")[2]
     if type(value).__repr__ is not object.__repr__:
         with suppress(Exception):  # of the user's code
             return " ".join(_ADDRESS.sub("", repr(value)).split())
-    return f"{type(value).__qualname__}{parameters_of(value)}"
+    return type(value).__qualname__
 
 
 def _items(values: Mapping[Any, Any]) -> str:

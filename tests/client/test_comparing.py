@@ -25,12 +25,13 @@ class _Numbers:
 
     def __init__(self) -> None:
         self.is_bad = False
+        self.bad = set[int]()
         self.num_made = 0
 
     def fill(self, task: object, arrays: dict[str, Any], first: int, last: int, report: object) -> None:
         del task, report
         self.num_made += last - first
-        if self.is_bad:
+        if self.is_bad or not self.bad.isdisjoint(range(first, last)):
             raise DecodeError("bad")
         arrays["number"][first:last] = np.arange(first, last)
 
@@ -116,3 +117,26 @@ def test_new_connection_is_compared_even_if_an_earlier_one_could_not_be() -> Non
     worker.work.is_bad = False
     with pytest.raises(ServerError):
         worker.check(_connection(), wrong=0)
+
+
+@pytest.mark.parametrize("bad", [0, 1, 5])
+def test_a_sample_that_cannot_be_made_here_does_not_hide_others(bad: int) -> None:
+    worker, connection = _Worker(new_count()), _connection()
+    worker.work.bad = {bad}
+    for wrong in (1 - min(bad, 1), 7):  # then all samples are compared
+        with pytest.raises(ServerError, match=f"of sample_id {wrong} differs"):
+            worker.check(connection, wrong=wrong)
+
+
+def test_answers_that_cannot_be_compared_are_refused_once_samples_have_differed() -> None:
+    worker, connection = _Worker(new_count()), _connection()
+    with pytest.raises(ServerError, match="differs"):
+        worker.check(connection, wrong=0)
+    worker.work.is_bad = True
+    for _ in range(10):
+        with pytest.raises(
+            ServerError, match="none of this answer can be made here"
+        ):
+            worker.check(_connection())
+    worker.work.is_bad = False
+    worker.check(connection)

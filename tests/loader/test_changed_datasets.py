@@ -296,7 +296,7 @@ def test_plain_data_does_not_hide_what_attributes_hold(samples: list[Any]) -> No
     dataset = Annotated(samples)
     attributes = Attributes(dataset)
     assert not attributes.has_changed(dataset)
-    dataset.transform.amount = 7
+    dataset.transform.number = 7
     assert attributes.has_changed(dataset)
 
 

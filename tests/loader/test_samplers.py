@@ -1,8 +1,5 @@
 """MPLoader with map-style datasets on several ranks: samplers that have epochs, and `drop_last`."""
 
-import copy
-import json
-import pickle
 from collections.abc import Iterator
 from typing import Any
 
