@@ -84,6 +84,25 @@ def test_wait_for_servers_ends_when_it_should_and_the_error_gives_its_length(kin
         assert time.monotonic() - began < 1.2 * 0.8
 
 
+@pytest.mark.parametrize("kind", ["drops", "silent"])
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_server_that_uses_up_the_time_leaves_some_for_others(kind: str, is_first: bool) -> None:
+    asked: list[str] = []
+
+    def refuse(connection: object, path: str) -> bool:
+        asked.append(path)
+        return False
+
+    with ExitStack() as stack:
+        bad = stack.enter_context(dropping() if kind == "drops" else raw_server(lambda *_: True))
+        good = stack.enter_context(raw_server(refuse))
+        urls = [bad, good] if is_first else [good, bad]
+        asking = _asking(Servers(urls=urls, fallback="raise", retry_seconds=0.8), [])
+        with pytest.raises(ServerError, match="no server has made samples"):
+            asking.answer(Piece((0, 0), 0, 4), lambda: b"", _never, live=lambda: None)
+    assert asked
+
+
 def test_what_is_needed_now_takes_the_place_of_what_was_asked_for_ahead_of_a_server_that_may_be_back() -> None:
     """Such a server gets one request at a time, and an answer made ahead is read only after what is needed now."""
 

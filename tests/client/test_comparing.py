@@ -134,9 +134,7 @@ def test_answers_that_cannot_be_compared_are_refused_once_samples_have_differed(
         worker.check(connection, wrong=0)
     worker.work.is_bad = True
     for _ in range(10):
-        with pytest.raises(
-            ServerError, match="none of this answer can be made here"
-        ):
+        with pytest.raises(ServerError, match="none of this answer can be made here"):
             worker.check(_connection())
     worker.work.is_bad = False
     worker.check(connection)
