@@ -32,6 +32,7 @@ _OTHER_LIBRARIES = {"accelerate", "datasets", "lightning", "numpy", "pandas", "p
 _LIBRARIES = _IMAGE_LIBRARIES | _OTHER_LIBRARIES | {"transformers"}
 """Packages whose code is not searched, if they are installed. The attributes of their objects are."""
 _SAMPLE_MAKERS = ("mpload.samples.", "mpload.images.")
+_DATASETS = "mpload.loader.dataset."
 """Modules of mpload whose objects hold code of the user."""
 _SHIFTS = {
     dis.opmap[name]: shift
@@ -143,10 +144,14 @@ def _attributes_of(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 @lru_cache(maxsize=128)
 def _is_closed(kind: Any) -> bool:
-    """Return whether objects of a class are left alone: those that stand for others, and those of mpload."""
-    module = f"{kind.__module__}."  # a class that the user derives from one of mpload has attributes of his own
-    return any("__class__" in vars(base) for base in kind.__mro__[:-1]) or (
-        module.startswith("mpload.") and not module.startswith(_SAMPLE_MAKERS)
+    """Return whether objects of a class are left alone: those that stand for others, and those of mpload.
+
+    A dataset that the user has derived from mpload's has attributes of his own.
+    """
+    bases = kind.__mro__[:-1]
+    modules = {f"{base.__module__}." for base in bases} - ({_DATASETS} if f"{kind.__module__}." != _DATASETS else set())
+    return any("__class__" in vars(base) for base in bases) or any(
+        module.startswith("mpload.") and not module.startswith(_SAMPLE_MAKERS) for module in modules
     )
 
 

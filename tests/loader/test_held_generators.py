@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from mpload import MPDataset, MPLoader, Views, build_index
-from mpload.images.decoders import RandomResizedCrop, ResizeCenterCrop
+from mpload.images.decoders import RandomResizedCrop, RawBytes, ResizeCenterCrop
 from mpload.samples.held_generators import HeldGenerators
 from mpload.samples.reached import names_loaded_by, reached
 from tests.support.held import (
@@ -323,6 +323,25 @@ def test_loaders_are_not_searched_but_what_makes_samples_is() -> None:
     code = [loaders, Views(all=(2, RandomResizedCrop(8), noise()))]
     places = {name.partition(".")[0] for name, value in reached(code, but=[]) if isinstance(value, np.random.Generator)}
     assert places == {"Views"}
+
+
+class Brightened(MPDataset[Any]):
+    """A dataset derived from mpload's, whose own transform draws."""
+
+    def __init__(self, index: Path) -> None:
+        self.augment = noise()
+        super().__init__(index, decode=RawBytes(), transform=self.changed, batch_size=2)
+
+    def changed(self, data: Any) -> Any:
+        return self.augment(data)
+
+
+def test_a_dataset_derived_from_mploads_is_searched(tmp_path: Path) -> None:
+    (tmp_path / "all.txt").write_text("0.bin\n1.bin\n")
+    derived = Brightened(tmp_path / "all.txt")
+    held = HeldGenerators(derived.changed)
+    assert any(isinstance(value, np.random.Generator) for _, value in reached([derived.changed], but=[]))
+    assert held.are_seeded()
 
 
 def test_a_search_is_bounded() -> None:
