@@ -314,24 +314,29 @@ class Asking:
         seconds = min(self._patience.answer_seconds(request.server, began), self._left_for(request.server, began))
         deadline = max(began, began + seconds)
         hedge_at = self._late_at(request, began)
-        while running:
-            now = time.monotonic()
-            ready = readable(running, until=min(deadline, max(hedge_at, now)))
-            if ready is not None:
-                num_bytes = self._begun(ready, deadline)
-                running.remove(ready)
-                if num_bytes is not None:
-                    self._lost(running, request)
-                    return ready, num_bytes
-            elif time.monotonic() >= deadline:
-                for each in running:
-                    self._failed(each, RequestError(f"has not answered for {format_seconds(deadline - began)}"))
-                return None
-            else:
-                hedge_at = deadline
-                second = self._hedged(request)
-                if second is not None:
-                    running.append(second)
+        try:
+            while running:
+                now = time.monotonic()
+                ready = readable(running, until=min(deadline, max(hedge_at, now)))
+                if ready is not None:
+                    running.remove(ready)
+                    num_bytes = self._begun(ready, deadline)
+                    if num_bytes is not None:
+                        self._lost(running, request)
+                        return ready, num_bytes
+                elif time.monotonic() >= deadline:
+                    for each in running:
+                        self._failed(each, RequestError(f"has not answered for {format_seconds(deadline - began)}"))
+                    return None
+                else:
+                    hedge_at = deadline
+                    second = self._hedged(request)
+                    if second is not None:
+                        running.append(second)
+        except ServerError:  # a server refuses this loader, and no other answer is read
+            for each in running:
+                self._give_up(each)
+            raise
         return None
 
     def _begun(self, request: Request, deadline: float) -> int | None:
