@@ -169,10 +169,9 @@ def test_a_worker_that_cannot_open_ends_the_job_with_its_traceback(starts_fresh:
     with leaves_nothing():
         pool = WorkerPool(CannotOpen(), LAYOUT, num_slots=2, num_workers=2, options=options)
         pool.submit(tasks(1)[0])
-        with pytest.raises(WorkerError, match=r"(?s)cannot prepare.*train\.lmdb.*in open"):
-            pool.next()
-        with pytest.raises(WorkerError, match="closed"):
-            pool.next()
+        for _ in range(2):  # the pool is closed then, for the same cause
+            with pytest.raises(WorkerError, match=r"(?s)cannot prepare.*train\.lmdb.*in open"):
+                pool.next()
 
 
 def test_a_worker_has_a_name_a_single_thread_and_no_torch() -> None:
