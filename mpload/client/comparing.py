@@ -20,8 +20,7 @@ __all__ = ["Comparing", "aside", "begin_arrays", "new_count"]
 _NUM_COMPARED = 2
 """Samples that are compared with the same ones made here, while no server has made other ones."""
 _MAX_VAIN = 4
-"""Answers of a server of which no sample can be compared before it is given up: samples may be bad, or their files not
-here."""
+"""After so many answers of which no sample can be made here, a server is not compared: files may be missing."""
 
 
 def new_count() -> NDArray[np.int64]:
@@ -46,7 +45,7 @@ class Comparing:
         self._fields = fields
         self._num_differences = num_differences
         self._num_vain: dict[str, int] = {}  # by URL: answers since the last one that could be compared
-        self._compared = set[str]()  # URLs of servers of which an answer could be compared
+        self._compared = set[str]()  # URLs of servers that were compared
 
     def check(self, answered: Answered, piece: Piece, theirs: Mapping[str, Any], report: ChunkReport) -> None:
         """Compare an answer that was received into the arrays `theirs`, unless its connection is known to be good.
@@ -120,7 +119,7 @@ def aside(report: ChunkReport) -> ChunkReport:
 
 
 def begin_arrays(arrays: Iterable[Any], first: int, last: int) -> None:
-    """Make room for samples `first` to `last` (exclusive), whatever arrays had there."""
+    """Empty the places `first` to `last` (exclusive) of ragged arrays, so that they can be filled."""
     for array in arrays:
         if isinstance(array, RaggedArray):
             array.begin(first, last)

@@ -17,7 +17,7 @@ __all__ = ["Follower", "SamplerGenerator"]
 
 _RANDOM = {RandomSampler, SubsetRandomSampler, WeightedRandomSampler}
 _MAX_DRAWS = 2**24
-"""The longest epoch of which the end is computed at its beginning. It takes up to a second."""
+"""An epoch of more draws can only be left as before: to find out where it ends would take more than a second."""
 _DRAWN_AT_ONCE = 2**20
 
 

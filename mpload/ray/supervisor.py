@@ -171,7 +171,7 @@ def _supervise(ray: Any, placing: Placing, orders: BinaryIO, answers: BinaryIO) 
 
     Raises:
         ArgumentError: no node has the resources.
-        MploadError: why a server cannot be started. After the start, nothing is raised: what ends the servers is told.
+        MploadError: why a server cannot be started. After the start, errors are printed to standard error.
     """
     servers = [_Server(ray, placing, node=node) for node in _nodes(ray, placing)]
     deadline = time.monotonic() + placing.start_seconds

@@ -92,8 +92,8 @@ def _of_class(ours: type[_Ours], message: str, kind: type[BaseException], group:
 def _new(kind: Any, group: _Group | None, *, first: Any) -> Any:
     """Return an object of a class of errors, made without `__init__`, which may take other arguments.
 
-    It is made by `__new__` of `first`, which may set attributes. If that wants arguments, it is made by `__new__` of a
-    built-in class, of which only one fits: Python refuses the others. A group needs exceptions for that.
+    `__new__` of `first` is tried, which may set attributes, and then `__new__` of each built-in base class. Python
+    accepts only the right one. That of a group takes its message and exceptions.
     """
     makers = [first, *(base for base in kind.__mro__ if type(vars(base).get("__new__")) is BuiltinMethodType)]
     arguments: Any = group if issubclass(kind, BaseExceptionGroup) else ()

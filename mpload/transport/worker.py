@@ -67,7 +67,7 @@ class FinishingWork(Work, Protocol):
 
 @runtime_checkable
 class StatefulWork(Work, Protocol):
-    """Work of which a part is lost with a worker, so that none can be replaced: `max_restarts` must be 0."""
+    """Work whose state is lost with a worker. No worker can be replaced, so `max_restarts` must be 0."""
 
     def explain_end(self, death: str) -> str:
         """Return the message of the error that ends the job: what `death` means for it, and what to do."""

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from mpload import ErrorPolicy, ImageDecoder, MPLoader
 from mpload.errors import MploadWarning, SampleError
 from tests.support.annotated import BROKEN, CROPS, IGNORE, NUM_ANNOTATED, annotated_decode, annotated_index, ids_of
-from tests.support.typed import WAYS, comparable, read, typed
+from tests.support.typed import WAYS, read, read_in_two_runs, typed
 from tests.support.typed_decoders import killing
 
 needs_linux = pytest.mark.skipif(sys.platform != "linux", reason="worker pools need Linux")
@@ -114,13 +114,7 @@ def test_killed_workers_and_a_resumed_epoch_lose_and_change_nothing(
 ) -> None:
     decode = annotated_decode("RandomResizedCrop") | {"word": killing}
     monkeypatch.setenv("MPLOAD_TEST_FOLDER", str(tmp_path))
-    with MPLoader(typed(index, decode=decode), num_workers=2) as loader:
-        batches = iter(loader)
-        found = [comparable(next(batches)) for _ in range(3)]
-        state = loader.state_dict()
-    with MPLoader(typed(index, decode=decode), num_workers=2) as loader:
-        loader.load_state_dict(state)
-        found += [comparable(batch) for batch in loader]
+    found = read_in_two_runs(index, num_before=3, num_workers=2, decode=decode)
     assert len([*tmp_path.glob("killed *")]) == 2
     assert found == read(index, "alone", decode=decode)
 

@@ -10,10 +10,10 @@ import cv2
 import numpy as np
 import pytest
 
-from mpload import AudioClip, Boxes, Mask, MPLoader, RandomCrop, RandomResizedCrop, VideoClip, Views
+from mpload import AudioClip, Boxes, Mask, RandomCrop, RandomResizedCrop, VideoClip, Views
 from tests.support.clips import write_clips
 from tests.support.photos import photo
-from tests.support.typed import comparable, read, typed
+from tests.support.typed import read, read_in_two_runs
 from tests.support.typed_decoders import killing, words
 
 NUM_SAMPLES = 14
@@ -97,12 +97,6 @@ def test_killed_workers_and_resumed_epochs_lose_and_change_nothing(
 ) -> None:
     decode = KINDS[kind] | {"word": killing}
     monkeypatch.setenv("MPLOAD_TEST_FOLDER", str(tmp_path))
-    with MPLoader(typed(index, decode=decode), num_workers=2) as loader:
-        batches = iter(loader)
-        found = [comparable(next(batches)) for _ in range(2)]
-        state = loader.state_dict()
-    with MPLoader(typed(index, decode=decode), num_workers=1) as loader:
-        loader.load_state_dict(state)
-        found += [comparable(batch) for batch in loader]
+    found = read_in_two_runs(index, num_before=2, num_workers=1, decode=decode)
     assert len([*tmp_path.glob("killed *")]) == 2
     assert found == read(index, "alone", decode=decode)

@@ -65,6 +65,17 @@ def read(index: Path, how: str, **options: Any) -> list[Any]:
         return [comparable(batch) for batch in loader]
 
 
+def read_in_two_runs(index: Path, *, num_before: int, num_workers: int, decode: Any) -> list[Any]:
+    """Return the batches of an epoch that is saved after `num_before` of them with 2 workers, and then resumed."""
+    with MPLoader(typed(index, decode=decode), num_workers=2) as loader:
+        batches = iter(loader)
+        found = [comparable(next(batches)) for _ in range(num_before)]
+        state = loader.state_dict()
+    with MPLoader(typed(index, decode=decode), num_workers=num_workers) as loader:
+        loader.load_state_dict(state)
+        return found + [comparable(batch) for batch in loader]
+
+
 def comparable(value: Any) -> Any:
     """Return a value in which every tensor is its dtype, shape, strides and bytes, and every tuple a list.
 
