@@ -27,7 +27,7 @@ from mpload.index.sidecar import find_sidecar
 from mpload.index.text import read_header
 from mpload.ingest.checking import check_index, check_lines
 from mpload.samples.object_check import check_objects
-from mpload.storage.remote import is_url
+from mpload.storage.urls import is_url
 from mpload.units import printable
 
 __all__ = ["inspect"]

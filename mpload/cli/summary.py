@@ -11,7 +11,7 @@ from mpload.index.index import Index, Record, header_of
 from mpload.index.parts import file_sizes, sidecar_path
 from mpload.index.parts_index import PartsIndex
 from mpload.samples.row_index import RowIndex, find_row_index
-from mpload.storage.remote import redacted
+from mpload.storage.urls import redacted
 from mpload.units import format_bytes, format_count, format_counted, printable
 
 __all__ = [

@@ -41,7 +41,8 @@ from mpload.index.sidecar import TextStamp, find_sidecar, stamp_in
 from mpload.index.text import read_header
 from mpload.index.trusted import check_trusted, check_trusted_folder
 from mpload.storage.object_facts import ObjectFacts
-from mpload.storage.remote import RemoteStorage, check_url
+from mpload.storage.remote import RemoteStorage
+from mpload.storage.urls import check_url
 from mpload.units import MIB
 
 __all__ = ["copies_of_urls", "copy_of_file", "copy_of_url", "main"]

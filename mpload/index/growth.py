@@ -17,7 +17,8 @@ from mpload.index.opening import open_index
 from mpload.index.parts import num_listed
 from mpload.index.parts_index import PartsIndex
 from mpload.index.parts_table import fingerprint_of_parts
-from mpload.storage.remote import RemoteStorage, redacted
+from mpload.storage.remote import RemoteStorage
+from mpload.storage.urls import redacted
 from mpload.units import MIB, format_count
 
 __all__ = ["first_samples", "grown", "is_prefix", "listed_part", "same_samples"]

@@ -22,7 +22,7 @@ from mpload.index.record import Record
 from mpload.index.text import Header
 from mpload.plan.parts import Fold, Share
 from mpload.storage.mapped import can_load, map_of
-from mpload.storage.remote import redacted
+from mpload.storage.urls import redacted
 from mpload.units import MIB, format_count, format_facts, html_table
 
 __all__ = [

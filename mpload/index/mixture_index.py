@@ -15,7 +15,7 @@ from mpload.index.lookup import SidecarColumn
 from mpload.index.mixed_lines import Adapter, LinesOfSource, MixedLines
 from mpload.index.mixture import Mixture, names_of
 from mpload.index.text import Header
-from mpload.storage.remote import is_url
+from mpload.storage.urls import is_url
 from mpload.units import format_count, format_counted
 
 __all__ = ["MixtureIndex", "roots_of"]

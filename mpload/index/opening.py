@@ -19,7 +19,8 @@ from mpload.index.parts_text import is_part_list
 from mpload.index.plain_lists import refuse_joined_cells
 from mpload.index.sidecar import Progress, TextStamp, ensure_sidecar
 from mpload.index.text import Dialect, Header, read_header
-from mpload.storage.remote import RemoteStorage, is_url
+from mpload.storage.remote import RemoteStorage
+from mpload.storage.urls import is_url
 
 __all__ = ["is_outside", "open_index", "root_at", "root_of"]
 

@@ -32,7 +32,7 @@ from mpload.index.lookup import SidecarColumn
 from mpload.index.parts_columns import PartsColumn
 from mpload.index.parts_table import PartRow, PartsTable
 from mpload.index.text import Header
-from mpload.storage.remote import redacted
+from mpload.storage.urls import redacted
 from mpload.units import format_count
 
 __all__ = ["PartsIndex"]

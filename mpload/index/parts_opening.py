@@ -20,7 +20,7 @@ from mpload.index.parts_table import PartRow, PartsHead, PartsTable, fingerprint
 from mpload.index.parts_text import PartList, read_parts
 from mpload.index.sidecar import Progress
 from mpload.index.text import Dialect
-from mpload.storage.remote import is_url, redacted
+from mpload.storage.urls import is_url, redacted
 from mpload.units import format_count, printable
 
 __all__ = ["difference_of", "open_parts"]

@@ -23,7 +23,7 @@ from mpload.errors import ArgumentError, IndexFormatError
 from mpload.index.columns import parse_columns
 from mpload.index.open_file import open_text
 from mpload.index.text import FORMAT_VERSION, Header, format_line, parse_line
-from mpload.storage.remote import check_url, is_url, redacted
+from mpload.storage.urls import check_url, is_url, redacted
 
 __all__ = ["ListedPart", "PartList", "format_parts", "is_part_list", "read_parts"]
 

@@ -15,7 +15,7 @@ from typing import BinaryIO
 
 from mpload.errors import ArgumentError, MploadError, StorageError
 from mpload.index.plain_lists import BOM, MAGIC
-from mpload.storage.remote import is_url, redacted
+from mpload.storage.urls import is_url, redacted
 from mpload.units import MIB, printable
 
 __all__ = ["check_local", "check_out", "declared_root", "file_at", "is_index", "new_file", "new_path"]

@@ -28,7 +28,7 @@ from mpload.index.where import Condition, parse_condition
 from mpload.plan.order import round_keys
 from mpload.plan.parts import Fold, Share
 from mpload.plan.permutation import Permutation
-from mpload.storage.remote import is_url
+from mpload.storage.urls import is_url
 from mpload.units import format_counted, printable
 
 __all__ = ["Choice", "choice_of", "write_selection"]

@@ -20,7 +20,7 @@ from mpload.index.publishing import new_file
 from mpload.index.text import MAX_LINE_BYTES
 from mpload.ingest.rows import absolute
 from mpload.storage.ranges import Span
-from mpload.storage.remote import is_url
+from mpload.storage.urls import is_url
 from mpload.units import MIB, printable
 
 __all__ = ["Annotations"]

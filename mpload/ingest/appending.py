@@ -35,7 +35,7 @@ from mpload.ingest.rows import Rows
 from mpload.ingest.sources import SourcePath, open_source, refuse_whole_sources, source_paths
 from mpload.ingest.web_names import with_warning_of_escapes
 from mpload.ingest.writing import check_text
-from mpload.storage.remote import is_url, redacted
+from mpload.storage.urls import is_url, redacted
 from mpload.units import MIB, format_counted, printable
 
 __all__ = ["Appended", "append_to_index"]

@@ -26,7 +26,7 @@ from mpload.ingest.signatures import looks_like_image
 from mpload.ingest.threads import map_in_threads
 from mpload.storage.local import LocalStorage
 from mpload.storage.ranges import LmdbValue, RowValue, Span
-from mpload.storage.remote import redacted
+from mpload.storage.urls import redacted
 from mpload.units import printable
 
 __all__ = ["OBJECT_COLUMNS", "Finding", "check_index", "check_lines"]

@@ -30,7 +30,7 @@ from mpload.ingest.coco_runs import box_of_runs, compressed, decompressed
 from mpload.ingest.json_stream import read_members
 from mpload.ingest.rows import LeftOut, Reason, Rows, absolute, choose_columns
 from mpload.ingest.sorting import sorted_strings
-from mpload.storage.remote import check_url, is_url
+from mpload.storage.urls import check_url, is_url
 from mpload.units import printable
 
 __all__ = ["open_coco"]

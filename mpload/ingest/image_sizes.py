@@ -15,7 +15,7 @@ from mpload.index.parts_index import PartsIndex
 from mpload.index.sidecar import Progress, rewrite_sidecar
 from mpload.ingest.threads import map_in_threads
 from mpload.storage.ranges import Span
-from mpload.storage.remote import redacted
+from mpload.storage.urls import redacted
 from mpload.units import printable
 
 __all__ = ["measure_sizes", "refuse_sizes"]

@@ -14,7 +14,7 @@ from mpload.index.opening import is_outside, root_of
 from mpload.index.plain_lists import refuse_joined_cells
 from mpload.index.text import MAX_LINE_BYTES, Dialect, Header, check_label, line_parser, parse_line, read_header
 from mpload.ingest.rows import Rows, absolute, with_prefix
-from mpload.storage.remote import check_url, is_url
+from mpload.storage.urls import check_url, is_url
 from mpload.units import MIB, printable
 
 __all__ = ["Line", "open_list", "read_lines"]

@@ -19,7 +19,7 @@ from mpload.index.text import Header, read_header
 from mpload.ingest.lists import open_list
 from mpload.ingest.rows import Rows, absolute, check_several
 from mpload.ingest.writing import write_texts
-from mpload.storage.remote import check_url, is_url
+from mpload.storage.urls import check_url, is_url
 from mpload.units import printable
 
 __all__ = ["merge_indexes"]

@@ -13,7 +13,7 @@ from mpload.index.parts_text import ListedPart, format_parts
 from mpload.index.publishing import check_local, check_out, new_file
 from mpload.index.sidecar import Progress
 from mpload.ingest.rows import absolute, check_several
-from mpload.storage.remote import is_url
+from mpload.storage.urls import is_url
 from mpload.units import printable
 
 __all__ = ["list_parts"]

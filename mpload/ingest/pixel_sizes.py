@@ -21,7 +21,7 @@ from mpload.ingest.rows import Rows
 from mpload.ingest.threads import map_in_threads
 from mpload.storage.ranges import Span
 from mpload.storage.regular import open_regular
-from mpload.storage.remote import redacted
+from mpload.storage.urls import redacted
 from mpload.units import format_counted, printable
 
 __all__ = ["add_pixel_sizes", "refuse_pixel_sizes"]

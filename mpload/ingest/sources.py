@@ -23,7 +23,7 @@ from mpload.ingest.tars import open_tars, refuse_compressed, refuse_compressed_n
 from mpload.ingest.tfrecords import is_tfrecord, open_tfrecords
 from mpload.ingest.voc import is_voc_folder, is_voc_set, open_voc
 from mpload.ingest.yolo import is_yolo_folder, open_yolo
-from mpload.storage.remote import check_url
+from mpload.storage.urls import check_url
 from mpload.units import printable
 
 __all__ = ["SourcePath", "is_url", "open_source", "refuse_whole_sources", "source_paths"]

@@ -10,7 +10,7 @@ from mpload.index.columns import range_of
 from mpload.loader.forms import probe
 from mpload.samples.pipeline import Pipeline
 from mpload.storage.protocols import KeepingStorage
-from mpload.storage.remote import is_url
+from mpload.storage.urls import is_url
 from mpload.transport.batches import PoolOptions
 
 __all__ = ["row_group_bytes"]

@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import Any
 
 from mpload.errors import ArgumentError, OutageError, StorageError
-from mpload.storage.remote import redacted
+from mpload.storage.urls import redacted
 
 __all__ = ["cause_of", "connected", "ray_library"]
 

@@ -41,7 +41,8 @@ from mpload.storage.notices import Notices
 from mpload.storage.protocols import Room, RoomStorage, Storage
 from mpload.storage.ranges import ByteRange
 from mpload.storage.read_ahead import ReadAhead
-from mpload.storage.remote import RemoteStorage, is_url, redacted
+from mpload.storage.remote import RemoteStorage
+from mpload.storage.urls import is_url, redacted
 from mpload.transport.messages import MAX_COUNTS
 
 __all__ = ["Pipeline", "SampleCache"]

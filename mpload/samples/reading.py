@@ -16,8 +16,9 @@ from mpload.storage.notices import Notices
 from mpload.storage.opening import open_storage
 from mpload.storage.protocols import Storage
 from mpload.storage.ranges import ByteRange, LmdbValue, RowValue
-from mpload.storage.remote import RemoteStorage, is_url
+from mpload.storage.remote import RemoteStorage
 from mpload.storage.roots import SeveralRoots
+from mpload.storage.urls import is_url
 
 __all__ = ["ChunkCache", "SampleCache", "SharedCache", "SpreadStorage", "storage_of"]
 

@@ -12,12 +12,16 @@ lmdb             LmdbStorage: values in LMDB data files
 lmdb_scan        reads all values of an LMDB data file in a separate process
 parquet          ParquetStorage: values in Parquet files
 remote           RemoteStorage: time limits for reading objects at URLs; RemoteObjects reads them
+urls             which URLs can be read, and how to print them without secrets
+clients          makes the client that reads from a server, or a bucket
 remote_file      RemoteFile: an object at a URL, read by position like a file
 object_facts     size and version of an object at a URL
 retrying         repeats requests that fail, and tells bad objects from outages
 notices          what is said while requests to a server are repeated
 servers          what a process knows about a server, and when to repeat a request
-web              makes requests to http and https URLs
+quick_reads      reads what is as usual through libcurl, without a thread for each request
+transfers        makes many requests at once in one thread, through libcurl
+web              makes requests to http and https URLs, and copes with all that is unusual
 server_urls      URLs of servers of mpload, and their token
 connections      HTTP connections, through urllib3, on which every wait has a limit
 web_failures     what the errors of urllib3 say
@@ -40,6 +44,7 @@ hedging          makes a read a second time if it is late
 latencies        how long requests have taken lately
 depths           how far to read ahead
 waits            how often a thread has waited
+in_flight        reads in progress: each in a thread, or most of them without one
 read_threads     threads that run jobs
 native           the native module, if it was built
 _files           opens files below a folder (C, optional): its Python module

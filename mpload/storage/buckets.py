@@ -30,10 +30,21 @@ from mpload.units import format_count, printable
 if TYPE_CHECKING:
     from obstore.store import ObjectStore, RetryConfig
 
-__all__ = ["PARALLEL_LISTS", "BucketClient", "can_list_ranges", "list_bucket", "list_level", "refuse_leading_slashes"]
+__all__ = [
+    "PARALLEL_LISTS",
+    "BucketClient",
+    "can_list_ranges",
+    "has_addresses",
+    "list_bucket",
+    "list_level",
+    "refuse_leading_slashes",
+]
 
 PARALLEL_LISTS = 16
 _PAGE_OBJECTS = 1000  # number of objects that providers send per page
+_SIGNED_FOR = timedelta(hours=1)
+_TRUE = {"1", "true", "on", "yes", "y"}
+"""What obstore takes for true in an environment variable."""
 _LIST_SECONDS = 60.0
 _LIST_RETRY_SECONDS = 90.0
 
@@ -108,6 +119,30 @@ class BucketClient:
         self._check_size(found.meta["size"])
         return bytes(found.bytes())
 
+    def address_of(self, url: str, key: str, *, limit_seconds: float) -> str:
+        """Return the http or https URL of an object in an S3 bucket. Its query is a signature, if requests are signed.
+
+        Arguments and errors are those of `fetch`.
+        """
+        _refuse_outer_slashes(key)
+        if os.environ.get("AWS_SKIP_SIGNATURE", "").lower() in _TRUE:
+            return self._signed(self._unsigned_store(url), key).partition("?")[0]
+        return self._signed(self._store(url, limit_seconds), key)
+
+    def _signed(self, store: "ObjectStore", key: str) -> str:
+        signed: str = obstore().sign(store, "GET", key, _SIGNED_FOR)
+        return signed
+
+    def _unsigned_store(self, url: str) -> "ObjectStore":
+        """Return a store with made-up credentials. obstore gives the URL of an object only with a signature."""
+        store = self._stores.get((url, 0.0))
+        if store is None:
+            none = {"skip_signature": False, "access_key_id": "none", "secret_access_key": "none"}
+            store = self._stores[url, 0.0] = _open_bucket(
+                url, timeout_seconds=1.0, connect_seconds=1.0, retry={"max_retries": 0}, **none
+            )
+        return store
+
     def look_up(self, url: str, key: str, *, limit_seconds: float) -> ObjectFacts:
         """Return the size and the version of an object. Arguments and errors are those of `fetch`."""
         _refuse_outer_slashes(key)
@@ -167,6 +202,11 @@ def _interruptible(call: Callable[[], bytes]) -> bytes:
         return result
     finally:
         del result  # its traceback refers to this frame
+
+
+def has_addresses(url: str) -> bool:
+    """Return whether the objects of a bucket can be read at http and https URLs."""
+    return url.startswith("s3:") and not _is_directory_bucket(url)
 
 
 def can_list_ranges(url: str, prefix: str) -> bool:
@@ -300,13 +340,14 @@ def _open_for_lists(url: str) -> "ObjectStore":
     )
 
 
-def _open_bucket(url: str, *, timeout_seconds: float, connect_seconds: float, retry: "RetryConfig") -> "ObjectStore":
+def _open_bucket(
+    url: str, *, timeout_seconds: float, connect_seconds: float, retry: "RetryConfig", **more: Any
+) -> "ObjectStore":
     obstore()
     from obstore.store import from_url  # noqa: PLC0415  an optional package
 
     _check_endpoint(url.partition(":")[0])
-    more: dict[str, Any] = {}
-    if url.startswith("s3:") and "AWS_PROFILE" in os.environ:
+    if url.startswith("s3:") and "AWS_PROFILE" in os.environ and not more:
         try:
             from obstore.auth.boto3 import Boto3CredentialProvider  # noqa: PLC0415  an optional package
         except ImportError as error:

@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -66,12 +67,21 @@ class Fetch:
 
     def perform(self, read: Read, clock_ns: Callable[[], int]) -> None:
         """Do the read, unless another thread does it or it was cancelled."""
+        if self.take(clock_ns()):
+            self.finish(partial(read, self.item, self.is_wanted), clock_ns)
+
+    def take(self, now_ns: int) -> bool:
+        """Note that the read begins. Return False if another thread does it or it was cancelled."""
         if not self.taken.acquire(blocking=False):
-            return
-        self.began_ns = clock_ns()
+            return False
+        self.began_ns = now_ns
+        return True
+
+    def finish(self, read: Callable[[], bytes], clock_ns: Callable[[], int]) -> None:
+        """Do the read, which was taken before, to its end."""
         data = None
         try:
-            data = read(self.item, self._is_wanted)
+            data = read()
         except OutageError:
             pass
         except StorageError as error:
@@ -79,13 +89,17 @@ class Fetch:
         except BaseException:  # noqa: BLE001, S110  the sample is read again when requested, and raises it then
             pass
         finally:
-            self.read_ns = max(1, clock_ns() - self.began_ns)
-            self._take(data)
+            self.end(data, clock_ns())
+
+    def end(self, data: bytes | None, now_ns: int) -> None:
+        """Note that the read has ended, with these bytes; None means that it has failed."""
+        self.read_ns = max(1, now_ns - self.began_ns)
+        self._take(data)
 
     def hedge(self, read_again: Callable[[ByteRange], bytes]) -> None:
         """Do the read a second time, unless it has ended meanwhile. A failure is ignored."""
         try:
-            if self._is_wanted():
+            if self.is_wanted():
                 self._take(read_again(self.item))
         except BaseException:  # noqa: BLE001, S110  the first request may still succeed
             pass
@@ -129,7 +143,8 @@ class Fetch:
         self.data = None
         self.taken.acquire(blocking=False)
 
-    def _is_wanted(self) -> bool:
+    def is_wanted(self) -> bool:
+        """Return whether the bytes are still of use."""
         return self.num_wanting > 0 and not self._won.locked()
 
     def _take(self, data: bytes | None) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from functools import partial
 
 from mpload.storage.fetches import Fetch
+from mpload.storage.in_flight import InFlight
 from mpload.storage.latencies import Latencies
 from mpload.storage.protocols import RemoteReads
 from mpload.storage.read_threads import ReadThreads
@@ -43,7 +44,7 @@ class Hedging:
     def __init__(
         self,
         storage: RemoteReads,
-        threads: ReadThreads,
+        threads: ReadThreads | InFlight,
         latencies: Latencies,
         clock_ns: Callable[[], int],
     ) -> None:

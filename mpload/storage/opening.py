@@ -11,7 +11,8 @@ from mpload.storage.notices import Notices
 from mpload.storage.parquet import ParquetStorage
 from mpload.storage.protocols import KeepingStorage, SharingStorage, Storage
 from mpload.storage.ranges import ByteRange, LmdbValue, RowValue, Span
-from mpload.storage.remote import RemoteObjects, RemoteStorage, is_url
+from mpload.storage.remote import RemoteObjects, RemoteStorage
+from mpload.storage.urls import is_url
 
 __all__ = ["LocalOrRemote", "SeveralStorages", "open_storage"]
 

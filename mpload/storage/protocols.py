@@ -8,7 +8,16 @@ from numpy.typing import NDArray
 
 from mpload.storage.ranges import ByteRange
 
-__all__ = ["KeepingStorage", "PageStorage", "RemoteReads", "Room", "RoomStorage", "SharingStorage", "Storage"]
+__all__ = [
+    "BeginningReads",
+    "KeepingStorage",
+    "PageStorage",
+    "RemoteReads",
+    "Room",
+    "RoomStorage",
+    "SharingStorage",
+    "Storage",
+]
 
 Room = Callable[[int], NDArray[np.uint8]]
 """Returns an array uint8 [n] with room for n bytes. A second call discards the first array."""
@@ -75,6 +84,25 @@ class RemoteReads(Protocol):
 
     def may_read_again(self, item: ByteRange) -> bool:
         """Return whether the server of a range has not failed lately. One that fails must not get more requests."""
+        ...
+
+
+Read = Callable[[], bytes]
+"""Reads a range, or raises `StorageError`."""
+
+
+@runtime_checkable
+class BeginningReads(RemoteReads, Protocol):
+    """A storage behind a network that needs no thread for each read."""
+
+    def begin(
+        self, item: ByteRange, is_wanted: Callable[[], bool], ended: Callable[[bytes | None, Read | None], None]
+    ) -> bool:
+        """Begin to read a range. Return False if that is not possible now: then call `read_wanted`.
+
+        `ended` is called once, in another thread, and must not wait. It gets the bytes, or a function that is to read
+        them in a thread of its own.
+        """
         ...
 
 

@@ -12,12 +12,12 @@ from mpload.errors import ArgumentError, StorageError
 from mpload.storage.depths import DepthByLatency, DepthByWaits, Depths, UseTimes
 from mpload.storage.fetches import Fetch, Piece, Read, plan_fetches
 from mpload.storage.hedging import Hedging
+from mpload.storage.in_flight import new_threads
 from mpload.storage.latencies import Latencies
 from mpload.storage.many import ManyRead
 from mpload.storage.planned_reads import FileSizes, PlannedReads
 from mpload.storage.protocols import RemoteReads, Storage
 from mpload.storage.ranges import ByteRange
-from mpload.storage.read_threads import ReadThreads
 from mpload.storage.slow_reads import SlowReads
 from mpload.storage.waits import num_waits_of_thread
 from mpload.units import MIB
@@ -84,7 +84,7 @@ class ReadAhead:
         self._slow_reads = SlowReads(clock_ns=monotonic_ns, count_waits=count_waits or num_waits_of_thread)
         self._sizes = FileSizes()
         self._is_possible = self.max_parallel_reads > 1
-        self._remote = storage if isinstance(storage, RemoteReads) else None
+        self._remote: RemoteReads | None = storage if isinstance(storage, RemoteReads) else None
         self._read_one: Read = partial(_read_one, storage) if self._remote is None else self._remote.read_wanted
         self.is_active = self._is_possible and self._remote is not None
         """Whether reads are slow enough that `plan` pays."""
@@ -104,9 +104,9 @@ class ReadAhead:
 
     def _start(self) -> None:
         self._pid = os.getpid()
-        self._threads = ReadThreads(max_threads=self.max_parallel_reads)
-        remote, threads = self._remote, self._threads
-        self._hedging = None if remote is None else Hedging(remote, threads, self._latencies, self._clock_ns)
+        remote = self._remote
+        self._threads = new_threads(remote, self._read_one, max_reads=self.max_parallel_reads, clock_ns=self._clock_ns)
+        self._hedging = None if remote is None else Hedging(remote, self._threads, self._latencies, self._clock_ns)
         self._planned = PlannedReads(self._latencies, self._clock_ns)
         self._pieces = self._planned.pieces
         self._queue: deque[Fetch] = deque()  # reads that have not begun
@@ -310,7 +310,7 @@ class ReadAhead:
         if (self._planned.held_bytes and num_bytes > room_bytes) or not self._has_thread():
             return False
         self._planned.begin(fetch, num_bytes)
-        self._threads.put(partial(fetch.perform, self._read_one, self._clock_ns), place=place)
+        self._threads.put_fetch(fetch, place=place)
         if self._hedging is not None:
             self._hedging.begun(fetch)
         return True

@@ -5,45 +5,40 @@ messages of servers or clients, because these can contain signed requests.
 """
 
 import os
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
-from urllib.parse import SplitResult, unquote, urlsplit
 
 from mpload.errors import ArgumentError, MploadError, OutsideRootError, StorageError
 from mpload.storage.buckets import (
     PARALLEL_LISTS,
-    BucketClient,
     can_list_ranges,
     list_bucket,
     list_level,
     refuse_leading_slashes,
 )
+from mpload.storage.clients import new_client
 from mpload.storage.first_seen import FirstSeen
 from mpload.storage.notices import Notices
 from mpload.storage.object_facts import ObjectFacts, unseen
+from mpload.storage.protocols import Read
 from mpload.storage.ranges import ByteRange
 from mpload.storage.request_failure import RequestFailure
-from mpload.storage.retrying import Client, RetryingClient
+from mpload.storage.retrying import Rest, RetryingClient
 from mpload.storage.servers import Limits, What
-from mpload.units import format_count, printable
+from mpload.storage.urls import check_url, climbs, is_url, redacted
+from mpload.units import format_count
 
 __all__ = [
     "RemoteObjects",
     "RemoteStorage",
-    "check_url",
     "is_listed_in_ranges",
-    "is_url",
     "list_folders",
     "list_objects",
-    "redacted",
 ]
 
-_BUCKETS = ("s3", "gs", "az")
-_SCHEMES = (*_BUCKETS, "http", "https")
 _MAX_CONNECT_SECONDS = 10.0
 _Answer = TypeVar("_Answer")
 
@@ -162,6 +157,24 @@ class RemoteObjects:
         """Read a range as `read` does. A request that has failed is only repeated while the range is wanted."""
         return self._read(item, partial(RetryingClient.fetch, is_wanted=is_wanted))
 
+    def begin(
+        self, item: ByteRange, is_wanted: Callable[[], bool], ended: Callable[[bytes | None, Read | None], None]
+    ) -> bool:
+        """Begin to read a range, without waiting; see `BeginningReads`."""
+
+        def goes_on(data: bytes | None, rest: Rest | None) -> None:
+            ended(data, None if rest is None else partial(self._read, item, partial(rest, is_wanted=is_wanted)))
+
+        try:
+            url = self._url(item.path)
+            if item.length_bytes is not None:
+                self._check_size(url, item.length_bytes)
+            return item.length_bytes != 0 and self._ask(
+                url, lambda server, key: server.begin(key, _span(item), goes_on)
+            )
+        except MploadError:  # `read_wanted` raises it
+            return False
+
     def read_again(self, item: ByteRange) -> bytes:
         """Read a range that another thread is reading, with one request. Errors are those of `read`."""
         return self._read(item, RetryingClient.fetch_once)
@@ -208,19 +221,14 @@ class RemoteObjects:
         if self._first_seen is None:
             self.share_files()
         seen = unseen if self._first_seen is None else self._first_seen.check_object
-        seconds = self._limits.connect_seconds
-        if not place.startswith("http"):
-            client: Client = BucketClient(connect_seconds=seconds, max_bytes=self._max_bytes, seen=seen)
-        else:
-            # Imported here: TLS and HTTP would cost every worker that reads local files 3 MB and 30 ms.
-            try:
-                from mpload.storage.web import WebClient  # noqa: PLC0415
-            except ImportError as error:
-                raise ArgumentError("reading URLs takes the package urllib3: pip install 'mpload[remote]'") from error
-
-            client = WebClient(connect_seconds=seconds, max_bytes=self._max_bytes, seen=seen)
-        examples = partial(self._examples_at, place)
-        return RetryingClient(client, place, self._limits, examples=examples, notices=self._notices)
+        return new_client(
+            place,
+            self._limits,
+            max_bytes=self._max_bytes,
+            seen=seen,
+            examples=partial(self._examples_at, place),
+            notices=self._notices,
+        )
 
     def _examples_at(self, place: str) -> list[What]:
         found = list[What]()
@@ -233,7 +241,7 @@ class RemoteObjects:
 
     def _url(self, path: str) -> str:
         if not is_url(path):
-            if path[:1] == "/" or _climbs(path):
+            if path[:1] == "/" or climbs(path):
                 raise OutsideRootError(
                     f"{redacted(path)}: leads outside of the root {self._root}. Fix this line of the index"
                 )
@@ -241,7 +249,7 @@ class RemoteObjects:
                 raise StorageError(f"{redacted(path)!r} is not a URL. Fix this line of the index")
             return f"{self._root}/{path}"
         check_url(path)
-        if not self._allow_outside_root and (not path.startswith(f"{self._root}/") or _climbs(path)):
+        if not self._allow_outside_root and (not path.startswith(f"{self._root}/") or climbs(path)):
             raise OutsideRootError(
                 f"{redacted(path)}: lies outside of the root {self._root}. Set #root of the index to a URL that holds "
                 "all objects or, if you trust the index, open it by open_index(..., allow_outside_root=True)"
@@ -262,25 +270,6 @@ class RemoteObjects:
         self.__dict__.update(state)
         self._first_seen = None
         self._start()
-
-
-def is_url(path: str) -> bool:
-    """Return whether a path is a URL."""
-    return "://" in path
-
-
-def check_url(url: str) -> None:
-    """Raise `ArgumentError` unless `url` can be read and contains no secret."""
-    scheme, parts = url.partition("://")[0], _parts(url)
-    if parts is None or scheme not in _SCHEMES or not parts.netloc:
-        raise ArgumentError(
-            f"{redacted(url)}: is not a URL with scheme {', '.join(_SCHEMES[:-1])} or {_SCHEMES[-1]} and a valid host"
-        )
-    if "@" in parts.netloc or (parts.query and scheme.startswith("http")):
-        raise ArgumentError(
-            f"{redacted(url)}: contains a password, or a query that may be a signature. An index must not contain "
-            "secrets: write s3://BUCKET/KEY, and pass credentials in the provider's environment variables"
-        )
 
 
 def list_objects(
@@ -368,27 +357,3 @@ def _split(url: str) -> tuple[str, str]:
     scheme, _, rest = url.partition("://")
     bucket, _, key = rest.partition("/")
     return f"{scheme}://{bucket}", key
-
-
-def _climbs(path: str) -> bool:
-    """Return whether a path or URL contains `..`, also if it is percent-encoded, since servers decode it."""
-    return ".." in path.split("/") or ".." in unquote(path).split("/")
-
-
-def _parts(url: str) -> SplitResult | None:
-    """Return the parts of a URL; None if its host or port is not valid. Then either may be a part of a password."""
-    try:
-        parts = urlsplit(f"https://{url.partition('://')[2]}")  # of any scheme, even none
-        _ = parts.port
-    except ValueError:
-        return None
-    return parts
-
-
-def redacted(url: str) -> str:
-    """Return a URL without its password and query, so that it can be printed. A path is returned as it is."""
-    scheme, is_there, _ = url.partition("://")
-    if is_there and _parts(url) is None:
-        return f"{printable(scheme)}://..."
-    plain = url.partition("?")[0] if is_there and scheme not in _BUCKETS else url
-    return printable(re.sub(r"(://)[^/]*@", r"\1", plain))

@@ -6,7 +6,7 @@ import random
 import time
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import NoReturn, Protocol, TypeVar
+from typing import TYPE_CHECKING, NoReturn, Protocol, TypeVar
 
 from mpload.errors import OutageError, StorageError
 from mpload.storage.notices import Notice, Notices
@@ -14,6 +14,9 @@ from mpload.storage.object_facts import ObjectFacts
 from mpload.storage.request_failure import RequestFailure
 from mpload.storage.servers import Attempts, Limits, Server, What
 from mpload.units import format_seconds
+
+if TYPE_CHECKING:
+    from mpload.storage.quick_reads import QuickReads
 
 __all__ = ["Client", "RetryingClient"]
 
@@ -27,6 +30,9 @@ _CALM_SECONDS = 5.0
 _FACTS = (-1, 0)
 """Stands for a span if the size and the version of an object are requested."""
 _Answer = TypeVar("_Answer")
+_NO_ANSWER = RequestFailure("no answer")
+Rest = Callable[..., bytes]
+"""Goes on with a read that was begun: the arguments are those of `RetryingClient.fetch`, with the object."""
 
 
 class Client(Protocol):
@@ -55,6 +61,7 @@ class RetryingClient:
         limits: the time limits.
         examples: returns a few reads of which most should succeed.
         notices: is told about outages before they lead to errors.
+        quick: makes the first request of reads that `begin` begins, if there is such a client for the server.
 
     Process: for the process in which it was made. Any thread may read.
     """
@@ -67,8 +74,10 @@ class RetryingClient:
         *,
         examples: Callable[[], Iterable[What]] = tuple,
         notices: Notices | None = None,
+        quick: "QuickReads | None" = None,
     ) -> None:
         self._client = client
+        self._quick = quick
         self._url = url
         self._limits = limits
         self._examples = examples
@@ -87,6 +96,45 @@ class RetryingClient:
             StorageError: the object cannot be read. The message does not contain the URL.
         """
         return self._repeated((key, span), partial(self._client.fetch, self._url, key, span), is_wanted)
+
+    def begin(self, key: str, span: tuple[int, int] | None, ended: Callable[[bytes | None, Rest | None], None]) -> bool:
+        """Begin to read the same as `fetch`, without waiting. Return False if `fetch` must be called instead.
+
+        `ended` is called in another thread with the bytes, or with what reads them: it is called with this object, the
+        key and the span, and otherwise does what `fetch` does.
+        """
+        quick, what, began = self._quick, (key, span), time.monotonic()
+        if quick is None or not quick.is_usual or not self.is_calm or what in self._failed:
+            return False
+
+        def found(data: bytes | None, *, is_answer: bool) -> None:
+            now = time.monotonic()
+            if data is not None:
+                self._answered()
+                self._server.delivered(what, seconds=now - began)
+                ended(data, None)
+                return
+            if not is_answer:
+                self._server.failed(_NO_ANSWER, began=began, now=now)
+            ended(None, partial(RetryingClient._go_on, began=began, is_answer=is_answer))
+
+        return quick.begin(key, span, limit_seconds=self._limits.request_seconds, found=found)
+
+    def _go_on(
+        self,
+        key: str,
+        span: tuple[int, int] | None,
+        is_wanted: Callable[[], bool] = lambda: True,
+        *,
+        began: float,
+        is_answer: bool,
+    ) -> bytes:
+        """Read what `begin` has not read, within the same limits."""
+        request = partial(self._client.fetch, self._url, key, span)
+        data = self._repeated((key, span), request, is_wanted, began=began)
+        if is_answer and self._quick is not None:
+            self._quick.refused()
+        return data
 
     def fetch_once(self, key: str, span: tuple[int, int] | None) -> bytes:
         """Return the same as `fetch`, with one request. Raises `StorageError` if that fails."""
@@ -112,12 +160,17 @@ class RetryingClient:
         return self._repeated((key, _FACTS), partial(self._client.look_up, self._url, key))
 
     def _repeated(
-        self, what: What, request: Callable[..., _Answer], is_wanted: Callable[[], bool] = lambda: True
+        self,
+        what: What,
+        request: Callable[..., _Answer],
+        is_wanted: Callable[[], bool] = lambda: True,
+        *,
+        began: float | None = None,
     ) -> _Answer:
-        """Return the answer to a request, which is repeated if it fails."""
-        began = time.monotonic()
+        """Return the answer to a request, which is repeated if it fails. The limits hold from `began` on."""
+        began = time.monotonic() if began is None else began
         attempts = Attempts.begin(self._limits, self._server, now=began)
-        self._raise_if_known(what, attempts, now=began)
+        self._raise_if_known(what, attempts, now=time.monotonic())
         while True:
             if self._server.is_failing:
                 _check_parent()

@@ -25,7 +25,7 @@ from mpload.storage.request_failure import RequestFailure, status_failure, too_l
 from mpload.storage.web_failures import CUT_SHORT, failure_of
 from mpload.units import KIB, MIB, format_count
 
-__all__ = ["WebClient"]
+__all__ = ["WebClient", "address_of"]
 
 _HEADERS = {"User-Agent": "mpload", "Accept": "*/*", "Accept-Encoding": "identity"}
 _MAX_REST_BYTES = 64 * KIB  # of an answer that is read to its end, so that its connection can be used again
@@ -86,7 +86,7 @@ class WebClient:
             StorageError: the object is larger than `max_bytes`.
         """
         deadline = time.monotonic() + limit_seconds
-        address = _address(url, key)
+        address = address_of(url, key)
         body = self._follow(address, span, deadline=deadline, limit_seconds=limit_seconds)
         if not body.has_end:
             again = self._follow(address, span, deadline=deadline, limit_seconds=limit_seconds)
@@ -111,7 +111,7 @@ class WebClient:
             RequestFailure: the request failed, or the answer is a web page.
         """
         deadline = time.monotonic() + limit_seconds
-        address = _address(url, key)
+        address = address_of(url, key)
         # Some servers refuse HEAD, and the first byte brings the same headers.
         headers = self._follow(address, (0, 1), deadline=deadline, limit_seconds=limit_seconds).headers
         if _is_page(headers):
@@ -216,7 +216,7 @@ class WebClient:
             )
 
 
-def _address(url: str, key: str) -> str:
+def address_of(url: str, key: str) -> str:
     """Return the URL of an object. Characters of its key that must be percent-encoded may be, but need not."""
     return f"{url}/{_STRAY_PERCENT.sub('%25', quote(key, safe=_SAFE, errors='surrogateescape'))}"
 

@@ -7,6 +7,8 @@ import pytest
 
 from mpload.storage import local
 from mpload.storage.native import NATIVE
+from mpload.storage.remote import RemoteObjects
+from tests.support.begun_reads import read_begun
 from tests.support.s3 import S3, s3_environment, s3_server
 
 
@@ -40,3 +42,10 @@ def root(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
     (root / "shard.tar").write_bytes(bytes(range(250)) * 4)
     (tmp_path / "secret").write_bytes(b"secret")
     return root
+
+
+@pytest.fixture(params=["read", "begun"])
+def each_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let `RemoteObjects.read` wait for each answer, or begin each read as read-ahead does."""
+    if request.param == "begun":
+        monkeypatch.setattr(RemoteObjects, "read", read_begun)

@@ -21,6 +21,8 @@ from tests.support.fault_runs import until_in_time
 from tests.support.raw_server import head
 from tests.support.web_faults import web_server
 
+pytestmark = pytest.mark.usefixtures("each_way")
+
 SHORT = RemoteStorage(request_timeout_seconds=1.0, retry_seconds=2.0)
 SECRET = "secret%2Fword"
 

@@ -23,6 +23,8 @@ from tests.support.raw_server import head, raw_server
 from tests.support.s3 import S3, SECRETS, s3_environment
 from tests.support.web_faults import AT_ONCE, web_server
 
+pytestmark = pytest.mark.usefixtures("each_way")
+
 NAMES = ["a/one.bin", "a b/é ü.bin", "100%/x.bin", "a%20b/x.bin", "q?x=1/y.bin", "h#z+y.bin"]
 
 

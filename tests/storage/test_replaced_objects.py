@@ -16,6 +16,8 @@ from mpload.storage.ranges import ByteRange, RowValue, Span
 from mpload.storage.remote import RemoteObjects, RemoteStorage
 from tests.support.s3 import S3
 
+pytestmark = pytest.mark.usefixtures("each_way")
+
 LIMITS = RemoteStorage(request_timeout_seconds=5.0, retry_seconds=10.0)
 FIRST, SECOND = b"abcdefgh", b"ABCDEFGH"
 

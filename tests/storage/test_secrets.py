@@ -18,6 +18,8 @@ from mpload.storage.ranges import ByteRange
 from mpload.storage.remote import RemoteObjects, RemoteStorage
 from tests.support.raw_server import head, raw_server
 
+pytestmark = pytest.mark.usefixtures("each_way")
+
 SECRET = "Zq7x9secretZq7x9"
 LIMITS = RemoteStorage(request_timeout_seconds=0.02, retry_seconds=0.04)
 HOST = "127.0.0.1:9"  # where no server listens

@@ -18,7 +18,7 @@ from mpload.storage.request_failure import RequestFailure
 from mpload.storage.web import WebClient
 from tests.support.raw_server import Answer, head, raw_server
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("each_way")]
 
 LIMITS = RemoteStorage(request_timeout_seconds=0.4, retry_seconds=1.0)
 

@@ -29,7 +29,11 @@ from tests.support.fault_runs import (
 from tests.support.fault_table import BAD, FAULTS, LIMITS, Fault
 from tests.support.web_faults import AT_ONCE, EVERY, NUM_GOOD, web_server
 
-pytestmark = [pytest.mark.processes, pytest.mark.filterwarnings("ignore:a bad sample")]
+pytestmark = [
+    pytest.mark.processes,
+    pytest.mark.usefixtures("each_way"),
+    pytest.mark.filterwarnings("ignore:a bad sample"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -196,7 +200,7 @@ def test_an_object_that_could_not_be_read_fails_again_without_a_request(files: P
             messages.add(str(caught.value))
         server.stop()
         assert len(messages) == 1
-        assert sum(request.is_faulty for request in server.requests) == 7
+        assert sum(request.is_faulty for request in server.requests) in {7, 8}  # the first may be begun, and goes on
 
 
 def test_a_worker_that_waits_for_a_server_is_not_stuck(files: Path, tmp_path: Path) -> None:

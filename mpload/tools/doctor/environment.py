@@ -9,7 +9,7 @@ import psutil
 from mpload.images.backends import jpeg_backend
 from mpload.judgement.facts import Environment
 from mpload.memory.machine import MemoryGauge, usable_cores
-from mpload.storage.remote import is_url
+from mpload.storage.urls import is_url
 
 __all__ = ["file_system_of", "read_environment"]
 

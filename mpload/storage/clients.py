@@ -1,0 +1,67 @@
+"""Makes the client that reads from a server, or a bucket."""
+
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from functools import partial
+
+from mpload.errors import ArgumentError
+from mpload.storage.buckets import BucketClient, has_addresses
+from mpload.storage.notices import Notices
+from mpload.storage.object_facts import Seen
+from mpload.storage.retrying import Client, RetryingClient
+from mpload.storage.servers import Limits, What
+
+__all__ = ["new_client"]
+
+
+def new_client(
+    url: str,
+    limits: Limits,
+    *,
+    max_bytes: int | None,
+    seen: Seen,
+    examples: Callable[[], Iterable[What]],
+    notices: Notices | None,
+) -> RetryingClient:
+    """Return a client for the server, or the bucket, at a URL.
+
+    Args:
+        url: the URL, without a path.
+        limits: the time limits.
+        max_bytes: size of the largest object that may be read; None means no limit.
+        seen: called with the URL and the version of each shard that a span was read from.
+        examples: returns a few reads of which most should succeed.
+        notices: is told about outages before they lead to errors.
+
+    Raises:
+        ArgumentError: urllib3, which reads http and https URLs, is not installed.
+    """
+    # Imported here: TLS and HTTP would cost every worker that reads local files 13 MB and 80 ms.
+    seconds = limits.connect_seconds
+    address_of: Callable[[str], str] | None = None
+    if url.startswith("http"):
+        try:
+            from mpload.storage import web  # noqa: PLC0415
+        except ImportError as error:
+            raise ArgumentError("reading URLs takes the package urllib3: pip install 'mpload[remote]'") from error
+
+        client: Client = web.WebClient(connect_seconds=seconds, max_bytes=max_bytes, seen=seen)
+        address_of = partial(web.address_of, url)
+    else:
+        client = bucket = BucketClient(connect_seconds=seconds, max_bytes=max_bytes, seen=seen)
+        if has_addresses(url):
+            address_of = partial(bucket.address_of, url, limit_seconds=limits.request_seconds)
+    quick = None
+    if address_of is not None:
+        with suppress(ImportError):  # pycurl is not installed, which costs speed only
+            from mpload.storage.quick_reads import QuickReads  # noqa: PLC0415
+
+            quick = QuickReads(
+                url,
+                address_of,
+                connect_seconds=seconds,
+                max_bytes=max_bytes,
+                seen=seen,
+                needs_etag=not url.startswith("http"),
+            )
+    return RetryingClient(client, url, limits, examples=examples, notices=notices, quick=quick)

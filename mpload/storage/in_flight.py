@@ -1,0 +1,156 @@
+"""Does several reads at the same time: each in a thread, or most of them without one."""
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+
+from mpload.storage.fetches import Fetch, Read
+from mpload.storage.protocols import BeginningReads, RemoteReads
+from mpload.storage.read_threads import ReadThreads
+
+__all__ = ["FetchThreads", "InFlight", "OneThreadEach", "new_threads"]
+
+
+def new_threads(
+    remote: RemoteReads | None, read: Read, *, max_reads: int, clock_ns: Callable[[], int]
+) -> "FetchThreads":
+    """Return what does reads. A storage behind a network may need no thread for each.
+
+    Args:
+        remote: that storage; None means that the storage is another one.
+        read: reads a range.
+        max_reads: maximum number of reads in progress.
+        clock_ns: the clock.
+    """
+    if isinstance(remote, BeginningReads):
+        return InFlight(remote, max_reads=max_reads, clock_ns=clock_ns)
+    return OneThreadEach(read, max_reads=max_reads, clock_ns=clock_ns)
+
+
+class OneThreadEach(ReadThreads):
+    """Does each read in a thread. Arguments are those of `new_threads`."""
+
+    def __init__(self, read: Read, *, max_reads: int, clock_ns: Callable[[], int]) -> None:
+        super().__init__(max_threads=max_reads)
+        self._read = read
+        self._clock_ns = clock_ns
+
+    def put_fetch(self, fetch: Fetch, *, place: int | None = None) -> None:
+        """Do a read after all others, or at a place among those that have not begun."""
+        self.put(partial(fetch.perform, self._read, self._clock_ns), place=place)
+
+
+class InFlight:
+    """Begins reads in order, so many at the same time. Results and exceptions are kept in each `Fetch`.
+
+    When a read ends, the next one begins at once, in the thread that has received the bytes. A read that the storage
+    cannot begin in this way, or that has failed, takes a thread.
+
+    Args:
+        storage: where the reads are made.
+        max_reads: maximum number of reads in progress.
+        clock_ns: the clock.
+
+    Process: reads do not survive in a forked child. Call `forget` there, and make another object.
+    """
+
+    def __init__(self, storage: BeginningReads, *, max_reads: int, clock_ns: Callable[[], int]) -> None:
+        self._storage = storage
+        self._max_reads = max_reads
+        self._clock_ns = clock_ns
+        self._threads = ReadThreads(max_threads=max_reads)
+        self._changing = threading.Lock()  # held while anything below changes
+        self._waiting = deque[Fetch]()
+        self._num_running = 0
+        self._num_in_threads = 0
+        self._most_running = 0
+
+    def put_fetch(self, fetch: Fetch, *, place: int | None = None) -> None:
+        """Begin a read after all others, or at a place among those that wait."""
+        with self._changing:
+            self._waiting.insert(len(self._waiting) if place is None else place, fetch)
+        self._begin_next()
+
+    def put(self, job: Callable[[], object]) -> None:
+        """Run a job in a thread."""
+        self._threads.put(job)
+        self._threads.start(self._num_in_threads + 1)
+
+    def start(self, num_reads: int) -> bool:
+        """Let so many reads be in progress. Return True, as those do for which there is no thread."""
+        num_reads = min(num_reads, self._max_reads)
+        if num_reads > self._most_running:
+            self._most_running = num_reads
+            self._begin_next()
+        return True
+
+    def limit(self, num_reads: int) -> None:
+        """From now on, let no more reads begin than so many at the same time, until `start` names more."""
+        self._most_running = min(self._most_running, num_reads)
+
+    @property
+    def num_started(self) -> int:
+        """Number of reads that may be in progress."""
+        return self._most_running
+
+    @property
+    def num_waiting(self) -> int:
+        """Number of reads that have not begun."""
+        return len(self._waiting)
+
+    def end(self) -> None:
+        """Begin no further read."""
+        self._waiting.clear()
+        self._threads.end()
+
+    def forget(self) -> None:
+        """Leave everything alone, for a forked child."""
+        self._threads.forget()
+
+    def _begin_next(self) -> None:
+        """Begin reads as long as more may be in progress."""
+        while True:
+            with self._changing:
+                if not self._waiting or self._num_running >= self._most_running:
+                    return
+                fetch = self._waiting.popleft()
+                self._num_running += 1
+            if fetch.take(self._clock_ns()):
+                self._begin(fetch)
+            else:  # it was cancelled
+                self._end_one()
+
+    def _begin(self, fetch: Fetch) -> None:
+        if not self._storage.begin(fetch.item, fetch.is_wanted, partial(self._ended, fetch)):
+            self._read_in_thread(fetch, partial(self._storage.read_wanted, fetch.item, fetch.is_wanted))
+
+    def _ended(self, fetch: Fetch, data: bytes | None, rest: Callable[[], bytes] | None) -> None:
+        if rest is not None:
+            self._read_in_thread(fetch, rest)
+            return
+        self._end_one()
+        fetch.end(data, self._clock_ns())
+        self._begin_next()
+
+    def _read_in_thread(self, fetch: Fetch, read: Callable[[], bytes]) -> None:
+        def finish() -> None:
+            fetch.finish(read, self._clock_ns)
+            self._end_one(num_threads=1)
+            self._begin_next()
+
+        with self._changing:
+            self._num_in_threads += 1
+        if self._threads.start(self._num_in_threads):
+            self._threads.put(finish)
+        else:
+            self._end_one(num_threads=1)
+            fetch.end(None, self._clock_ns())  # it is read when it is requested
+
+    def _end_one(self, *, num_threads: int = 0) -> None:
+        with self._changing:
+            self._num_running -= 1
+            self._num_in_threads -= num_threads
+
+
+FetchThreads = OneThreadEach | InFlight

@@ -1,0 +1,274 @@
+"""Reads without a thread for each request: the same bytes, and everything unusual is left to the other client."""
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mpload import MPDataset, MPLoader, RawBytes, RemoteStorage
+from mpload.errors import IndexChangedError, StorageError
+from mpload.storage import quick_reads, transfers
+from mpload.storage.buckets import BucketClient
+from mpload.storage.in_flight import InFlight
+from mpload.storage.ranges import ByteRange, Span
+from mpload.storage.read_ahead import ReadAhead
+from mpload.storage.remote import RemoteObjects
+from mpload.storage.transfers import Transfers
+from tests.support.begun_reads import WAIT_SECONDS, read_begun
+from tests.support.raw_server import Answer, head, raw_server
+from tests.support.s3 import S3
+
+pytestmark = pytest.mark.processes
+
+LIMITS = RemoteStorage(request_timeout_seconds=2.0, retry_seconds=5.0)
+KEY = "quick/ä b%c+.bin"
+ETAG = 'ETag: "one"'
+
+
+class Paths:
+    """Answers each request with the path, by `answer`, and counts requests."""
+
+    def __init__(self, answer: Callable[[bytes], bytes]) -> None:
+        self._answer = answer
+        self.num_requests = 0
+
+    def __call__(self, connection: socket.socket, path: str) -> bool:
+        self.num_requests += 1
+        connection.sendall(self._answer(path.encode()))
+        return True
+
+
+def usual(path: bytes) -> bytes:
+    return head("200 OK", ETAG, length=len(path)) + path
+
+
+def chunked(path: bytes) -> bytes:
+    return head("200 OK", "Transfer-Encoding: chunked") + b"%x\r\n%s\r\n0\r\n\r\n" % (len(path), path)
+
+
+@contextmanager
+def objects_at(answer: Answer) -> Iterator[RemoteObjects]:
+    with raw_server(answer) as url:
+        yield RemoteObjects(url, limits=LIMITS)
+
+
+def test_many_objects_are_read_ahead_without_a_thread_for_each() -> None:
+    paths = Paths(usual)
+    with objects_at(paths) as objects:
+        ahead = ReadAhead(objects)
+        wanted = {number: [ByteRange(f"{number}.bin")] for number in range(200)}
+        ahead.plan(wanted)
+        for number, ranges in wanted.items():
+            assert ahead.read(number, ranges) == [f"/{number}.bin".encode()]
+        threads = ahead._threads
+        assert isinstance(threads, InFlight)
+        assert threads._threads.num_started == 0
+    assert 200 <= paths.num_requests <= 204  # a few may be late, and are hedged
+
+
+def test_a_server_that_is_unusual_is_soon_left_to_the_other_client() -> None:
+    paths = Paths(chunked)
+    with objects_at(paths) as objects:
+        names = [f"{number}.bin" for number in range(20)]
+        assert read_begun(objects, [ByteRange(name) for name in names]) == [f"/{name}".encode() for name in names]
+    assert paths.num_requests == 20 + 3
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ["Content-Encoding: identity"],
+        ["Content-Type: text/html"],
+        ["Content-Length: 6"],
+        ["Trailer: X"],
+        ["ETag: a", "ETag: b"],
+    ],
+)
+def test_unusual_headers_are_left_to_the_other_client(lines: list[str]) -> None:
+    paths = Paths(lambda path: head("200 OK", *lines, length=len(path)) + path)
+    with objects_at(paths) as objects:
+        assert read_begun(objects, [ByteRange("a.bin")]) == [b"/a.bin"]
+    assert paths.num_requests == 2
+
+
+@pytest.mark.parametrize("status", ["203 Other", "204 No Content", "206 Partial Content", "404 Not Found", "500 Oh"])
+def test_an_answer_that_is_no_success_is_never_taken_for_the_object(status: str) -> None:
+    with objects_at(Paths(lambda path: head(status, length=len(path)) + path)) as objects, pytest.raises(StorageError):
+        read_begun(objects, [ByteRange("a.bin")])
+
+
+@pytest.mark.parametrize(
+    ("range_line", "body"),
+    [
+        ("bytes 2-4/9", b"cde"),
+        ("bytes 1-3/9", b"bcd"),
+        ("bytes 2-5/9", b"cde"),
+        ("bytes 2-4/9", b"cd"),
+        ("bytes 2-4/*", b"cde"),
+        ("bytes 2-4/nine", b"cde"),
+        ("pages 2-4/9", b"cde"),
+        ("", b"cde"),
+    ],
+)
+def test_a_span_is_exactly_what_was_requested(range_line: str, body: bytes) -> None:
+    lines = [f"Content-Range: {range_line}"] * bool(range_line)
+    paths = Paths(lambda _: head("206 Partial Content", *lines, length=len(body)) + body)
+    with objects_at(paths) as objects:
+        try:
+            assert read_begun(objects, [Span("a.tar", 2, 3)]) == [b"cde"]
+        except StorageError:
+            assert (range_line, body) != ("bytes 2-4/9", b"cde")
+    assert (paths.num_requests == 1) == ((range_line, body) == ("bytes 2-4/9", b"cde"))
+
+
+def test_a_shard_that_was_replaced_is_noticed() -> None:
+    versions = iter(["one", "one", "two", "two", "two"])
+
+    def answer(_: bytes) -> bytes:
+        lines = f'ETag: "{next(versions)}"', "Content-Range: bytes 2-4/9"
+        return head("206 Partial Content", *lines, length=3) + b"cde"
+
+    with objects_at(Paths(answer)) as objects:
+        assert read_begun(objects, [Span("a.tar", 2, 3)] * 2) == [b"cde"] * 2
+        with pytest.raises(IndexChangedError, match="was replaced"):
+            read_begun(objects, [Span("a.tar", 2, 3)])
+
+
+def test_an_answer_that_never_ends_is_cut_off() -> None:
+    """Neither its length, which exceeds the span, nor its bytes without a length fill the memory."""
+    sent = []
+
+    def answer(connection: socket.socket, path: str) -> bool:
+        connection.sendall(head("206 Partial Content", "Content-Range: bytes 0-3/9"))
+        for _ in range(1000):
+            connection.sendall(bytes(1 << 20))
+            sent.append(1)
+        return False
+
+    with objects_at(answer) as objects:
+        assert read_begun(objects, [Span("a.tar", 0, 4)]) == [bytes(4)]
+    assert len(sent) < 500
+
+
+def test_a_connection_that_was_closed_is_made_anew() -> None:
+    def answer(connection: socket.socket, path: str) -> bool:
+        connection.sendall(usual(path.encode()))
+        return False  # it is closed, though the answer does not say so
+
+    with objects_at(answer) as objects:
+        for number in range(5):
+            assert read_begun(objects, [ByteRange(f"{number}.bin")]) == [f"/{number}.bin".encode()]
+            time.sleep(0.02)
+
+
+def test_a_forked_process_and_its_parent_go_on_reading() -> None:
+    with objects_at(Paths(usual)) as objects:
+        assert read_begun(objects, [ByteRange("a.bin")]) == [b"/a.bin"]
+        pid = os.fork()
+        if not pid:
+            status = 1
+            try:
+                status = read_begun(objects, [ByteRange("b.bin")] * 3) != [b"/b.bin"] * 3
+            finally:
+                os._exit(status)
+        assert os.waitpid(pid, 0)[1] == 0
+        assert read_begun(objects, [ByteRange("c.bin")] * 3) == [b"/c.bin"] * 3
+
+
+def test_a_thread_that_dies_loses_no_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The read that was begun goes on with the other client, and so do all later ones."""
+
+    def die(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+    monkeypatch.setattr(transfers._Here, "transfers", None)
+    with objects_at(Paths(usual)) as objects:
+        assert read_begun(objects, [ByteRange("a.bin")]) == [b"/a.bin"]
+        monkeypatch.setattr(transfers, "_set", die)
+        assert read_begun(objects, [ByteRange("b.bin")]) == [b"/b.bin"]
+        ended = transfers._Here.transfers
+        assert ended is not None
+        ended._thread.join(WAIT_SECONDS)
+        assert read_begun(objects, [ByteRange("c.bin")]) == [b"/c.bin"]
+
+
+def test_a_system_that_refuses_the_thread_costs_speed_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(transfers._Here, "transfers", None)
+    monkeypatch.setattr(Transfers, "__init__", refuse)
+    with objects_at(Paths(usual)) as objects:
+        assert read_begun(objects, [ByteRange("a.bin")]) == [b"/a.bin"]
+
+
+def test_a_proxy_is_left_to_the_other_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert quick_reads._is_direct("http://data.example.com/a")
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
+        with monkeypatch.context() as context:
+            context.setenv(name, "http://127.0.0.1:3128")
+            assert not quick_reads._is_direct("http://data.example.com/a")
+
+
+def test_a_bucket_is_read_over_signed_requests(s3: S3, monkeypatch: pytest.MonkeyPatch) -> None:
+    addresses = []
+    begin = Transfers.begin
+
+    def noting(self: Transfers, url: str, **options: Any) -> bool:
+        addresses.append(url)
+        return begin(self, url, **options)
+
+    monkeypatch.setattr(Transfers, "begin", noting)
+    s3.put({KEY: bytes(range(100))})
+    objects = RemoteObjects("s3://photos", limits=LIMITS)
+    assert read_begun(objects, [ByteRange(KEY), Span(KEY, 10, 20)]) == [bytes(range(100)), bytes(range(10, 30))]
+    with pytest.raises(StorageError, match="no such object"):
+        read_begun(objects, [ByteRange("quick/missing.bin")])
+    assert len(addresses) == 3
+    assert all("X-Amz-Signature=" in each for each in addresses)
+
+
+def test_requests_to_a_public_bucket_are_not_signed(s3: S3, monkeypatch: pytest.MonkeyPatch) -> None:
+    def address() -> str:
+        client = BucketClient(connect_seconds=1.0, max_bytes=None)
+        return client.address_of("s3://photos", KEY, limit_seconds=1.0)
+
+    signed = address()
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_SKIP_SIGNATURE", "true")
+    assert address() == signed.partition("?")[0]
+
+
+def test_credentials_that_cannot_be_found_are_not_looked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    def address_of(key: str) -> str:
+        calls.append(key)
+        raise RuntimeError("no credentials")
+
+    quick = quick_reads.QuickReads(
+        "s3://b", address_of, connect_seconds=1.0, max_bytes=None, seen=lambda *_, **__: None, needs_etag=True
+    )
+    while quick.is_usual:
+        assert not quick.begin("a", None, limit_seconds=1.0, found=lambda *_, **__: None)
+    assert len(calls) == 3
+
+
+def test_workers_read_objects_in_this_way(tmp_path: Path) -> None:
+    paths = Paths(usual)
+    with raw_server(paths) as url:
+        lines = "".join(f"{number}.bin\n" for number in range(64))
+        (tmp_path / "index.txt").write_text(f"#mpload 1\n#columns image:path\n#root {url}\n{lines}")
+        dataset = MPDataset(tmp_path / "index.txt", decode=RawBytes(), batch_size=8)
+        with MPLoader(dataset, num_workers=2) as loader:
+            found = [each for batch in loader for each in batch]
+    assert found == [f"/{number}.bin".encode() for number in range(64)]
+    assert paths.num_requests <= 70
