@@ -78,10 +78,9 @@ class InFlight:
         self._threads.start(self._num_in_threads + 1)
 
     def start(self, num_reads: int) -> bool:
-        """Let so many reads be in progress. Return True, as those do for which there is no thread."""
-        num_reads = min(num_reads, self._max_reads)
-        if num_reads > self._most_running:
-            self._most_running = num_reads
+        """Let one more read be in progress, up to so many: a server is not to get many connections at once."""
+        if self._most_running < min(num_reads, self._max_reads):
+            self._most_running += 1
             self._begin_next()
         return True
 

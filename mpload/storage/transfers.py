@@ -19,6 +19,10 @@ from mpload.units import KIB
 
 __all__ = ["Answer", "Transfers"]
 
+_LEAST_VERSION = 0x080400  # of libcurl: earlier ones do not limit the size of answers without a length
+if pycurl.version_info()[2] < _LEAST_VERSION:
+    raise ImportError("libcurl is too old")
+
 _BUFFER_BYTES = 256 * KIB
 _MAX_IDLE = 128  # connections that are kept
 _MAX_IDLE_SECONDS = 60

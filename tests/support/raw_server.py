@@ -15,7 +15,7 @@ Answer = Callable[[socket.socket, str], bool]
 def raw_server(answer: Answer, *, host: str = "127.0.0.1") -> Iterator[str]:
     """Start a server, yield its URL, and stop it at the end."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.create_server((host, 0), family=family, backlog=64) as listener:
+    with socket.create_server((host, 0), family=family, backlog=1024) as listener:
         threading.Thread(target=_serve, args=(listener, answer), daemon=True).start()
         yield f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
         listener.shutdown(socket.SHUT_RDWR)
