@@ -125,7 +125,7 @@ class BucketClient:
         Arguments and errors are those of `fetch`.
         """
         _refuse_outer_slashes(key)
-        if os.environ.get("AWS_SKIP_SIGNATURE", "").lower() in _TRUE:
+        if _is_public():
             return self._signed(self._unsigned_store(url), key).partition("?")[0]
         return self._signed(self._store(url, limit_seconds), key)
 
@@ -207,6 +207,16 @@ def _interruptible(call: Callable[[], bytes]) -> bytes:
 def has_addresses(url: str) -> bool:
     """Return whether the objects of a bucket can be read at http and https URLs."""
     return url.startswith("s3:") and not _is_directory_bucket(url)
+
+
+def signing_may_wait() -> bool:
+    """Return whether `BucketClient.address_of` may wait for credentials, of a role or a profile."""
+    is_static = "AWS_ACCESS_KEY_ID" in os.environ and "AWS_SECRET_ACCESS_KEY" in os.environ
+    return "AWS_PROFILE" in os.environ or not (is_static or _is_public())
+
+
+def _is_public() -> bool:
+    return os.environ.get("AWS_SKIP_SIGNATURE", "").lower() in _TRUE
 
 
 def can_list_ranges(url: str, prefix: str) -> bool:

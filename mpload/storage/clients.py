@@ -5,7 +5,7 @@ from contextlib import suppress
 from functools import partial
 
 from mpload.errors import ArgumentError
-from mpload.storage.buckets import BucketClient, has_addresses
+from mpload.storage.buckets import BucketClient, has_addresses, signing_may_wait
 from mpload.storage.notices import Notices
 from mpload.storage.object_facts import Seen
 from mpload.storage.retrying import Client, RetryingClient
@@ -63,5 +63,6 @@ def new_client(
                 max_bytes=max_bytes,
                 seen=seen,
                 needs_etag=not url.startswith("http"),
+                may_wait=not url.startswith("http") and signing_may_wait(),
             )
     return RetryingClient(client, url, limits, examples=examples, notices=notices, quick=quick)

@@ -1,6 +1,7 @@
 """Does several reads at the same time: each in a thread, or most of them without one."""
 
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -74,8 +75,7 @@ class InFlight:
 
     def put(self, job: Callable[[], object]) -> None:
         """Run a job in a thread."""
-        self._threads.put(job)
-        self._threads.start(self._num_in_threads + 1)
+        self._run_in_thread(job)
 
     def start(self, num_reads: int) -> bool:
         """Let one more read be in progress, up to so many: a server is not to get many connections at once."""
@@ -115,16 +115,24 @@ class InFlight:
                     return
                 fetch = self._waiting.popleft()
                 self._num_running += 1
-            if fetch.take(self._clock_ns()):
-                self._begin(fetch)
-            else:  # it was cancelled
+            try:
+                if fetch.take(self._clock_ns()):
+                    self._begin(fetch)
+                else:  # it was cancelled
+                    self._end_one()
+            except BaseException:  # such as Ctrl-C
                 self._end_one()
+                fetch.end(None, self._clock_ns())
+                raise
 
     def _begin(self, fetch: Fetch) -> None:
-        if not self._storage.begin(fetch.item, fetch.is_wanted, partial(self._ended, fetch)):
+        # The storage must not keep this object, so that no further read begins when nobody wants any.
+        ended = partial(_ended, weakref.ref(self), fetch)
+        if not self._storage.begin(fetch.item, fetch.is_wanted, ended):
             self._read_in_thread(fetch, partial(self._storage.read_wanted, fetch.item, fetch.is_wanted))
 
-    def _ended(self, fetch: Fetch, data: bytes | None, rest: Callable[[], bytes] | None) -> None:
+    def ended(self, fetch: Fetch, data: bytes | None, rest: Callable[[], bytes] | None) -> None:
+        """Go on after the storage has ended a read, or has found that the rest of it takes a thread."""
         if rest is not None:
             self._read_in_thread(fetch, rest)
             return
@@ -133,23 +141,51 @@ class InFlight:
         self._begin_next()
 
     def _read_in_thread(self, fetch: Fetch, read: Callable[[], bytes]) -> None:
-        def finish() -> None:
-            fetch.finish(read, self._clock_ns)
-            self._end_one(num_threads=1)
-            self._begin_next()
+        here, clock_ns = weakref.ref(self), self._clock_ns
 
-        with self._changing:
-            self._num_in_threads += 1
-        if self._threads.start(self._num_in_threads):
-            self._threads.put(finish)
-        else:
-            self._end_one(num_threads=1)
+        def finish() -> None:
+            fetch.finish(read, clock_ns)
+            if (in_flight := here()) is not None:
+                in_flight._end_one()  # noqa: SLF001
+                in_flight._begin_next()  # noqa: SLF001
+
+        if not self._run_in_thread(finish):
+            self._end_one()
             fetch.end(None, self._clock_ns())  # it is read when it is requested
 
-    def _end_one(self, *, num_threads: int = 0) -> None:
+    def _run_in_thread(self, job: Callable[[], object]) -> bool:
+        """Run a job in a thread of its own. Return False if the system refuses it."""
+        here = weakref.ref(self)
+
+        def run() -> None:
+            try:
+                job()
+            finally:
+                if (in_flight := here()) is not None:
+                    in_flight._count_thread(-1)  # noqa: SLF001
+
+        self._count_thread(1)
+        if self._threads.start(self._num_in_threads):
+            self._threads.put(run)
+            return True
+        self._count_thread(-1)
+        return False
+
+    def _count_thread(self, change: int) -> None:
+        with self._changing:
+            self._num_in_threads += change
+
+    def _end_one(self) -> None:
         with self._changing:
             self._num_running -= 1
-            self._num_in_threads -= num_threads
+
+
+def _ended(here: "weakref.ref[InFlight]", fetch: Fetch, data: bytes | None, rest: Callable[[], bytes] | None) -> None:
+    in_flight = here()
+    if in_flight is None:
+        fetch.end(data, 0)
+    else:
+        in_flight.ended(fetch, data, rest)
 
 
 FetchThreads = OneThreadEach | InFlight

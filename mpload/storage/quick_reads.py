@@ -1,31 +1,52 @@
 """Reads objects at URLs through libcurl, many at once in one thread, as long as everything is as usual."""
 
+import os
 import re
+import ssl
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from http import HTTPStatus
 from typing import Protocol
 from urllib.parse import urlsplit
 from urllib.request import getproxies_environment
 
-from mpload.errors import MploadError
-from mpload.storage.object_facts import Seen
-from mpload.storage.transfers import Answer, Transfers
+import pycurl
 
-__all__ = ["Found", "QuickReads"]
+from mpload.storage.object_facts import Seen
+from mpload.storage.read_threads import ReadThreads
+from mpload.storage.request_failure import RequestFailure, seconds_of, status_failure
+from mpload.storage.transfers import Answer, Transfers
+from mpload.units import MIB
+
+__all__ = ["Found", "QuickReads", "is_direct"]
 
 _HEADERS = ["Accept: */*", "Accept-Encoding: identity"]
 _CONTENT_RANGE = re.compile(r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19})")
+_MAX_BYTES = 32 * MIB
+"""Larger objects are left to the other client, since the parts of an answer and its whole take twice the memory."""
 _MAX_REFUSED = 3
+_FORGIVEN = 1 / 16
+"""So much of a refusal is forgiven with each answer that is as usual."""
+_NO_ANSWER = RequestFailure("no answer")
+_NO_ANSWER_CODES = {
+    pycurl.E_COULDNT_CONNECT,
+    pycurl.E_COULDNT_RESOLVE_HOST,
+    pycurl.E_GOT_NOTHING,
+    pycurl.E_OPERATION_TIMEDOUT,
+    pycurl.E_PARTIAL_FILE,
+    pycurl.E_RECV_ERROR,
+    pycurl.E_SEND_ERROR,
+}
 _UNUSUAL = {"content-encoding", "transfer-encoding", "trailer"}
 
 
 class Found(Protocol):
     """Called with what was found."""
 
-    def __call__(self, data: bytes | None, *, is_answer: bool) -> None:
-        """Take the bytes; None means that there are none, be it that the server answers or not."""
+    def __call__(self, data: bytes | None, failure: RequestFailure | None) -> None:
+        """Take the bytes. None means that there are none: because of a failure, or because the answer is unusual."""
         ...
 
 
@@ -42,6 +63,7 @@ class QuickReads:
         max_bytes: size of the largest object that may be read; None means no limit.
         seen: called with the URL and the version of each shard that a span was read from.
         needs_etag: whether only the ETag tells the versions of a shard.
+        may_wait: whether `address_of` may wait, such as for credentials. Then a thread calls it.
 
     Process: for the process in which it was made. Any thread may use it.
     """
@@ -55,6 +77,7 @@ class QuickReads:
         max_bytes: int | None,
         seen: Seen,
         needs_etag: bool,
+        may_wait: bool,
     ) -> None:
         self._url = url
         self._address_of = address_of
@@ -62,8 +85,9 @@ class QuickReads:
         self._max_bytes = max_bytes
         self._seen = seen
         self._needs_etag = needs_etag
-        self._num_refused = 0
-        self._is_direct: bool | None = None  # whether there is no proxy, once that is known
+        self._signing = ReadThreads(max_threads=1) if may_wait else None
+        self._num_refused = 0.0
+        self._is_direct: bool | None = None  # whether libcurl can reach the server, once that is known
 
     @property
     def is_usual(self) -> bool:
@@ -83,20 +107,47 @@ class QuickReads:
             limit_seconds: time limit for the whole request.
             found: called in another thread.
         """
-        transfers = Transfers.of_process()
-        address = self._address(key)
-        if transfers is None or address is None:
+        if span is not None and span[1] > _MAX_BYTES:
             return False
-        headers, max_bytes = _HEADERS, self._max_bytes or 0
+        if self._signing is None:
+            address = self._address(key)
+            return address is not None and self._request(address, key, span, limit_seconds, found)
+        if self._is_direct is False or not self._signing.start(1):
+            return False
+        self._signing.put(partial(self._sign_and_request, key, span, limit_seconds, found))
+        return True
+
+    def _sign_and_request(self, key: str, span: tuple[int, int] | None, limit_seconds: float, found: Found) -> None:
+        is_begun = False
+        try:
+            address = self._address(key)
+            is_begun = address is not None and self._request(address, key, span, limit_seconds, found)
+        finally:  # a panic of obstore's is no Exception
+            if not is_begun:
+                found(None, None)
+
+    def _request(
+        self, address: str, key: str, span: tuple[int, int] | None, limit_seconds: float, found: Found
+    ) -> bool:
+        transfers = Transfers.of_process()
+        if transfers is None:
+            return False
+        headers, max_bytes = _HEADERS, min(_MAX_BYTES, self._max_bytes or _MAX_BYTES)
         if span is not None:
             max_bytes = span[1]
             headers = [*_HEADERS, f"Range: bytes={span[0]}-{span[0] + span[1] - 1}"]
 
-        def done(answer: Answer | None) -> None:
-            data = None
-            with suppress(MploadError, ValueError):  # a shard that was replaced: the other client raises that
-                data = None if answer is None else self._data_of(answer, key, span)
-            found(data, is_answer=answer is not None)
+        def done(result: Answer | int) -> None:
+            data, failure = None, None
+            with suppress(Exception):  # such as a shard that was replaced: the other client raises it
+                if isinstance(result, int):
+                    failure = _NO_ANSWER if result in _NO_ANSWER_CODES else None
+                else:
+                    failure = _failure_of(result)
+                    data = None if failure else self._data_of(result, key, span)
+            if data is not None:
+                self._num_refused = max(0.0, self._num_refused - _FORGIVEN)
+            found(data, failure)
 
         return transfers.begin(
             address,
@@ -114,13 +165,13 @@ class QuickReads:
             self._num_refused += 1
             return None
         if self._is_direct is None:
-            self._is_direct = _is_direct(address)
+            self._is_direct = is_direct(address)
         return address if self._is_direct else None
 
     def _data_of(self, answer: Answer, key: str, span: tuple[int, int] | None) -> bytes | None:
         """Return the body of an answer; None if it is not as usual."""
         headers = _headers_of(answer.headers)
-        if headers is None or headers.get("content-type", "").startswith("text/html"):
+        if headers is None or headers.get("content-type", "").lower().startswith("text/html"):
             return None
         data = answer.body
         if headers.get("content-length") != str(len(data)):
@@ -144,10 +195,30 @@ class QuickReads:
         return data
 
 
-def _is_direct(address: str) -> bool:
-    """Return whether the environment names no proxy for a URL, and libcurl knows its scheme."""
-    proxies = getproxies_environment()
-    return proxies.get(urlsplit(address).scheme) is None and "all" not in proxies
+def is_direct(address: str) -> bool:
+    """Return whether libcurl reaches a URL as the other clients do.
+
+    It does not if the environment names a proxy, or certificates in a way of its own, nor for names below `localhost`,
+    which libcurl takes for this machine.
+    """
+    parts, proxies = urlsplit(address), getproxies_environment()
+    if proxies.get(parts.scheme) or proxies.get("all") or (parts.hostname or "").rstrip(".").endswith(".localhost"):
+        return False
+    if parts.scheme == "http":
+        return True
+    paths = ssl.get_default_verify_paths()
+    named = [(os.environ.get(paths.openssl_cafile_env), paths.cafile)]
+    named += [(os.environ.get(paths.openssl_capath_env), paths.capath)]
+    return any(found for _, found in named) and all(name in {None, found} for name, found in named)
+
+
+def _failure_of(answer: Answer) -> RequestFailure | None:
+    """Return why the server cannot serve anything now; None if it can, though perhaps not this object."""
+    if answer.status < HTTPStatus.BAD_REQUEST:
+        return None
+    retry_after = (_headers_of(answer.headers) or {}).get("retry-after")
+    failure = status_failure(answer.status, wait_seconds=seconds_of(retry_after))
+    return failure if failure.is_temporary else None
 
 
 def _headers_of(lines: Sequence[bytes]) -> dict[str, str] | None:
@@ -161,7 +232,7 @@ def _headers_of(lines: Sequence[bytes]) -> dict[str, str] | None:
         if not colon:
             continue
         name = name.lower()
-        if name in headers and name != "set-cookie":
+        if name != name.strip() or (name in headers and name != "set-cookie"):
             return None
         headers[name] = value.strip()
     return None if any(name in headers for name in _UNUSUAL) else headers

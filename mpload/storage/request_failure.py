@@ -1,11 +1,14 @@
 """The failure of one request to a server."""
 
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 
 from mpload.units import format_count
 
-__all__ = ["RequestFailure", "proxy_failure", "status_failure", "too_long"]
+__all__ = ["RequestFailure", "proxy_failure", "seconds_of", "status_failure", "too_long"]
 
+_MAX_RETRY_AFTER_SECONDS = 86_400.0
 _TEMPORARY = {408, 425, 429, 500, 502, 503, 504}
 _OVERLOAD = {429, 503}
 _UNSENT = {"connection refused", "host unreachable", "name not resolved", "no connection in time"}
@@ -104,6 +107,20 @@ def too_long(num_bytes: int, wanted: int) -> RequestFailure:
         f": {format_count(wanted)} bytes were requested, and {format_count(num_bytes)} were sent",
         is_temporary=False,
     )
+
+
+def seconds_of(retry_after: str | None) -> float | None:
+    """Return the seconds of a Retry-After header, which is a number or a date; None if it is missing or neither."""
+    if retry_after is None:
+        return None
+    if retry_after.strip().isdecimal():
+        return min(float(retry_after), _MAX_RETRY_AFTER_SECONDS)
+    try:
+        until = parsedate_to_datetime(retry_after)
+        seconds = ((until if until.tzinfo else until.replace(tzinfo=UTC)) - datetime.now(UTC)).total_seconds()
+    except (ValueError, OverflowError):
+        return None
+    return min(max(0.0, seconds), _MAX_RETRY_AFTER_SECONDS)
 
 
 def _status_line(status: int) -> str:

@@ -30,7 +30,6 @@ _CALM_SECONDS = 5.0
 _FACTS = (-1, 0)
 """Stands for a span if the size and the version of an object are requested."""
 _Answer = TypeVar("_Answer")
-_NO_ANSWER = RequestFailure("no answer")
 Rest = Callable[..., bytes]
 """Goes on with a read that was begun: the arguments are those of `RetryingClient.fetch`, with the object."""
 
@@ -107,16 +106,15 @@ class RetryingClient:
         if quick is None or not quick.is_usual or not self.is_calm or what in self._failed:
             return False
 
-        def found(data: bytes | None, *, is_answer: bool) -> None:
+        def found(data: bytes | None, failure: RequestFailure | None) -> None:
             now = time.monotonic()
             if data is not None:
-                self._answered()
+                self._server.answered(now)  # it is another thread that says so: a notice may have to wait
                 self._server.delivered(what, seconds=now - began)
-                ended(data, None)
-                return
-            if not is_answer:
-                self._server.failed(_NO_ANSWER, began=began, now=now)
-            ended(None, partial(RetryingClient._go_on, began=began, is_answer=is_answer))
+            elif failure is not None:
+                self._server.failed(failure, began=began, now=now)
+            rest = partial(RetryingClient._go_on, began=began, is_unusual=failure is None)
+            ended(data, rest if data is None else None)
 
         return quick.begin(key, span, limit_seconds=self._limits.request_seconds, found=found)
 
@@ -127,12 +125,12 @@ class RetryingClient:
         is_wanted: Callable[[], bool] = lambda: True,
         *,
         began: float,
-        is_answer: bool,
+        is_unusual: bool,
     ) -> bytes:
         """Read what `begin` has not read, within the same limits."""
         request = partial(self._client.fetch, self._url, key, span)
         data = self._repeated((key, span), request, is_wanted, began=began)
-        if is_answer and self._quick is not None:
+        if is_unusual and self._quick is not None:
             self._quick.refused()
         return data
 

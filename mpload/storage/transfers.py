@@ -28,6 +28,8 @@ _MAX_IDLE = 128  # connections that are kept
 _MAX_IDLE_SECONDS = 60
 _MAX_HANDLES = 128
 _EXIT_SECONDS = 1.0
+_RETRY_SECONDS = 5.0
+_QUICK_EXIT = 322  # CURLOPT_QUICK_EXIT: do not wait for DNS at the end. pycurl has no name for it
 _EVENTS = {
     pycurl.POLL_IN: selectors.EVENT_READ,
     pycurl.POLL_OUT: selectors.EVENT_WRITE,
@@ -54,7 +56,7 @@ class _Request:
     max_bytes: int
     until: float
     connect_seconds: float
-    done: Callable[[Answer | None], None]
+    done: Callable[[Answer | int], None]
 
 
 @dataclass(slots=True, eq=False)
@@ -103,15 +105,22 @@ class Transfers:
         self._running = dict[Any, _Handle]()
         self._is_ended = False
         self._thread = threading.Thread(target=self._serve, name="mpload-transfers", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError:  # a limit on threads is reached
+            self._close()
+            raise
 
     @classmethod
     def of_process(cls) -> "Transfers | None":
         """Return the transfers of this process, which are started if need be; None if the system refuses that."""
-        if _Here.transfers is None:
-            with _Here.starting, suppress(OSError, RuntimeError, pycurl.error):  # a limit of the system is reached
-                if not _Here.transfers:
-                    _Here.transfers = cls()
+        if _Here.transfers is None and time.monotonic() >= _Here.starts_at:
+            with _Here.starting:
+                try:
+                    if not _Here.transfers:
+                        _Here.transfers = cls()
+                except (OSError, RuntimeError, pycurl.error):  # a limit of the system is reached
+                    _Here.starts_at = time.monotonic() + _RETRY_SECONDS
         return _Here.transfers
 
     def begin(
@@ -122,7 +131,7 @@ class Transfers:
         max_bytes: int,
         until: float,
         connect_seconds: float,
-        done: Callable[[Answer | None], None],
+        done: Callable[[Answer | int], None],
     ) -> bool:
         """Begin a request: GET, without redirects, not through a proxy. Return False if the thread has ended.
 
@@ -132,8 +141,8 @@ class Transfers:
             max_bytes: size of the largest body.
             until: when the request ends at the latest, by the monotonic clock.
             connect_seconds: time limit for a connection to be made.
-            done: called in the thread of this object with the answer; None means that there was none. It must not
-                wait, and may begin other requests.
+            done: called in the thread of this object with the answer, or with libcurl's code of the error; 0 means that
+                the thread has ended. It must not wait, and may begin other requests.
         """
         request = _Request(
             url=url, headers=headers, max_bytes=max_bytes, until=until, connect_seconds=connect_seconds, done=done
@@ -161,14 +170,15 @@ class Transfers:
         try:
             self._run()
         finally:
-            is_failure, self._is_ended = not self._is_ended, True
-            if is_failure:
-                requests = [*(each.request for each in self._running.values()), *self._new]
+            was_ended, self._is_ended = self._is_ended, True
+            if not was_ended:  # by `end`, when the interpreter goes
+                requests = [each.request for each in self._running.values() if each.request is not None]
                 self._running.clear()
-                self._new.clear()
+                with suppress(IndexError):
+                    while True:
+                        requests.append(self._new.popleft())
                 for request in requests:
-                    if request is not None:
-                        request.done(None)
+                    _pass_on(request, 0)
 
     def _run(self) -> None:
         while not self._is_ended:
@@ -201,7 +211,7 @@ class Transfers:
             except (pycurl.error, ValueError):  # such as a URL that is none
                 del self._running[handle.curl]
                 handle.clear()
-                request.done(None)
+                _pass_on(request, pycurl.E_URL_MALFORMAT)
 
     def _finish(self) -> None:
         """Pass on the answers that have come to their end."""
@@ -209,20 +219,20 @@ class Transfers:
         while num_left:
             num_left, good, bad = self._multi.info_read()
             for curl in good:
-                self._give(curl, is_good=True)
-            for curl, *_ in bad:
-                self._give(curl, is_good=False)
+                self._give(curl, code=0)
+            for curl, code, _ in bad:
+                self._give(curl, code=code)
 
-    def _give(self, curl: Any, *, is_good: bool) -> None:
+    def _give(self, curl: Any, *, code: int) -> None:
         handle = self._running[curl]
-        request, answer = handle.request, handle.answer() if is_good else None
+        request, result = handle.request, code or handle.answer()
         self._multi.remove_handle(curl)
         del self._running[curl]
         handle.clear()
         if len(self._idle) < _MAX_HANDLES:
             self._idle.append(handle)
         if request is not None:
-            request.done(answer)
+            _pass_on(request, result)
 
     def _watch(self, what: int, fd: int, _multi: Any, _data: Any) -> None:
         """Wait for what libcurl wants to know of a socket."""
@@ -238,11 +248,24 @@ class Transfers:
     def _set_timer(self, milliseconds: int) -> None:
         self._due = float("inf") if milliseconds < 0 else time.monotonic() + milliseconds / 1000
 
+    def _close(self) -> None:
+        self._sockets.close()
+        self._woken.close()
+        self._waker.close()
+        self._multi.close()
+
+
+def _pass_on(request: _Request, result: Answer | int) -> None:
+    with suppress(BaseException):  # else all other requests would never end
+        request.done(result)
+
 
 class _Here:
     """The transfers of this process."""
 
     transfers: Transfers | None = None
+    starts_at = float("-inf")
+    """When they may be started again, after the system has refused it."""
     starting = threading.Lock()
     """Held while they are started."""
     of_parents: ClassVar[list[Transfers]] = []
@@ -264,13 +287,16 @@ def _new_handle() -> _Handle:
     curl.setopt(pycurl.BUFFERSIZE, _BUFFER_BYTES)
     curl.setopt(pycurl.HTTP_VERSION, pycurl.CURL_HTTP_VERSION_1_1)
     curl.setopt(pycurl.MAXAGE_CONN, _MAX_IDLE_SECONDS)
+    curl.setopt(pycurl.PATH_AS_IS, 1)
     curl.setopt(pycurl.PROXY, "")
+    curl.setopt(_QUICK_EXIT, 1)
     curl.setopt(pycurl.USERAGENT, "mpload")
     authorities = ssl.get_default_verify_paths()  # those of the library are where its wheel was built
-    if authorities.cafile:
-        curl.setopt(pycurl.CAINFO, authorities.cafile)
-    if authorities.capath:
-        curl.setopt(pycurl.CAPATH, authorities.capath)
+    for option, path in ((pycurl.CAINFO, authorities.cafile), (pycurl.CAPATH, authorities.capath)):
+        if path:
+            curl.setopt(option, path)
+        else:
+            curl.unsetopt(option)
     curl.setopt(pycurl.WRITEFUNCTION, handle.parts.append)
     curl.setopt(pycurl.HEADERFUNCTION, handle.lines.append)
     return handle

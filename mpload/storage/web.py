@@ -9,8 +9,6 @@ import re
 import time
 import zlib
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 from io import BytesIO
 from urllib.parse import SplitResult, quote, urljoin, urlsplit
@@ -21,7 +19,7 @@ from urllib3.exceptions import HTTPError
 from mpload.errors import StorageError
 from mpload.storage.connections import Server, Until
 from mpload.storage.object_facts import ObjectFacts, Seen, unseen
-from mpload.storage.request_failure import RequestFailure, status_failure, too_long
+from mpload.storage.request_failure import RequestFailure, seconds_of, status_failure, too_long
 from mpload.storage.web_failures import CUT_SHORT, failure_of
 from mpload.units import KIB, MIB, format_count
 
@@ -30,7 +28,6 @@ __all__ = ["WebClient", "address_of"]
 _HEADERS = {"User-Agent": "mpload", "Accept": "*/*", "Accept-Encoding": "identity"}
 _MAX_REST_BYTES = 64 * KIB  # of an answer that is read to its end, so that its connection can be used again
 _MAX_REDIRECTS = 10
-_MAX_RETRY_AFTER_SECONDS = 86_400.0
 _REDIRECTS = {301, 302, 303, 307, 308}
 _MAX_BEFORE_SPAN_BYTES = 16 * MIB
 """Bytes that are read from the beginning of an object to get at a span, if the server ignores ranges."""
@@ -165,7 +162,7 @@ class WebClient:
         if status in _REDIRECTS and (address := response.headers.get("location")):
             return address
         if status not in {HTTPStatus.OK, HTTPStatus.PARTIAL_CONTENT}:
-            raise status_failure(status, wait_seconds=_seconds_of(response.headers.get("retry-after")))
+            raise status_failure(status, wait_seconds=seconds_of(response.headers.get("retry-after")))
         _refuse_coding(response)
         _refuse_page(response, path)
         if span is None:
@@ -324,17 +321,3 @@ def _refuse_page(response: BaseHTTPResponse, path: str) -> None:
 
 def _is_page(headers: HTTPHeaderDict) -> bool:
     return headers.get("content-type", "").partition(";")[0].strip().lower() == "text/html"
-
-
-def _seconds_of(retry_after: str | None) -> float | None:
-    """Return the seconds of a Retry-After header, which is a number or a date; None if it is missing or neither."""
-    if retry_after is None:
-        return None
-    if retry_after.strip().isdecimal():
-        return min(float(retry_after), _MAX_RETRY_AFTER_SECONDS)
-    try:
-        until = parsedate_to_datetime(retry_after)
-        seconds = ((until if until.tzinfo else until.replace(tzinfo=UTC)) - datetime.now(UTC)).total_seconds()
-    except (ValueError, OverflowError):
-        return None
-    return min(max(0.0, seconds), _MAX_RETRY_AFTER_SECONDS)

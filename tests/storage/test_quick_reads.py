@@ -1,5 +1,6 @@
 """Reads without a thread for each request: the same bytes, and everything unusual is left to the other client."""
 
+import itertools
 import os
 import socket
 import threading
@@ -7,18 +8,22 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
 
 from mpload import MPDataset, MPLoader, RawBytes, RemoteStorage
 from mpload.errors import IndexChangedError, StorageError
-from mpload.storage import quick_reads, transfers
+from mpload.storage import transfers
 from mpload.storage.buckets import BucketClient
 from mpload.storage.in_flight import InFlight
+from mpload.storage.object_facts import unseen
+from mpload.storage.quick_reads import QuickReads, is_direct
 from mpload.storage.ranges import ByteRange, Span
 from mpload.storage.read_ahead import ReadAhead
 from mpload.storage.remote import RemoteObjects
+from mpload.storage.request_failure import RequestFailure
 from mpload.storage.transfers import Transfers
 from tests.support.begun_reads import WAIT_SECONDS, read_begun
 from tests.support.raw_server import Answer, head, raw_server
@@ -204,17 +209,18 @@ def test_a_system_that_refuses_the_thread_costs_speed_only(monkeypatch: pytest.M
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(transfers._Here, "transfers", None)
+    monkeypatch.setattr(transfers._Here, "starts_at", 0.0)
     monkeypatch.setattr(Transfers, "__init__", refuse)
     with objects_at(Paths(usual)) as objects:
         assert read_begun(objects, [ByteRange("a.bin")]) == [b"/a.bin"]
 
 
 def test_a_proxy_is_left_to_the_other_client(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert quick_reads._is_direct("http://data.example.com/a")
+    assert is_direct("http://data.example.com/a")
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
         with monkeypatch.context() as context:
             context.setenv(name, "http://127.0.0.1:3128")
-            assert not quick_reads._is_direct("http://data.example.com/a")
+            assert not is_direct("http://data.example.com/a")
 
 
 def test_a_bucket_is_read_over_signed_requests(s3: S3, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,19 +253,119 @@ def test_requests_to_a_public_bucket_are_not_signed(s3: S3, monkeypatch: pytest.
     assert address() == signed.partition("?")[0]
 
 
-def test_credentials_that_cannot_be_found_are_not_looked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def quick_reads_of(address_of: Callable[[str], str], **options: Any) -> QuickReads:
+    known = {"connect_seconds": 1.0, "max_bytes": None, "seen": unseen, "needs_etag": True, "may_wait": False}
+    return QuickReads("s3://b", address_of, **(known | options))
+
+
+def test_credentials_that_cannot_be_found_are_not_looked_for_again() -> None:
     calls = []
 
     def address_of(key: str) -> str:
         calls.append(key)
         raise RuntimeError("no credentials")
 
-    quick = quick_reads.QuickReads(
-        "s3://b", address_of, connect_seconds=1.0, max_bytes=None, seen=lambda *_, **__: None, needs_etag=True
-    )
+    quick = quick_reads_of(address_of)
     while quick.is_usual:
-        assert not quick.begin("a", None, limit_seconds=1.0, found=lambda *_, **__: None)
+        assert not quick.begin("a", None, limit_seconds=1.0, found=lambda *_: None)
     assert len(calls) == 3
+
+
+class Panic(BaseException):
+    """As that of obstore."""
+
+
+@pytest.mark.parametrize("error", [RuntimeError, Panic])
+def test_credentials_that_come_late_delay_nobody(error: type[BaseException]) -> None:
+    """Neither who begins a read, nor reads from other servers. If they do not come, the read goes on otherwise."""
+    may_go_on, found = threading.Event(), SimpleQueue[tuple[bytes | None, RequestFailure | None]]()
+
+    def address_of(_: str) -> str:
+        assert may_go_on.wait(WAIT_SECONDS)
+        raise error
+
+    quick = quick_reads_of(address_of, may_wait=True)
+    assert quick.begin("a", None, limit_seconds=1.0, found=lambda *result: found.put(result))
+    with objects_at(Paths(usual)) as objects:
+        assert read_begun(objects, [ByteRange("a.bin")]) == [b"/a.bin"]
+    assert found.empty()
+    may_go_on.set()
+    assert found.get(timeout=WAIT_SECONDS) == (None, None)
+
+
+def test_a_server_that_asks_to_wait_is_left_alone() -> None:
+    times = []
+
+    def answer(path: bytes) -> bytes:
+        times.append(time.monotonic())
+        if len(times) == 1:
+            return head("503 Busy", "Retry-After: 1", length=0)
+        return usual(path)
+
+    with objects_at(Paths(answer)) as objects:
+        assert read_begun(objects, [ByteRange("a.bin")]) == [b"/a.bin"]
+    assert len(times) == 2
+    assert times[1] - times[0] > 0.9
+
+
+def test_a_few_failures_do_not_end_this_way_of_reading() -> None:
+    numbers = itertools.count()
+    paths = Paths(lambda path: chunked(path) if next(numbers) % 40 == 0 else usual(path))
+    with objects_at(paths) as objects:
+        assert read_begun(objects, [ByteRange("a.bin")] * 200) == [b"/a.bin"] * 200
+        (server,) = objects._servers.values()
+        assert server._quick is not None
+        assert server._quick.is_usual
+    assert 200 < paths.num_requests < 210
+
+
+def test_a_page_that_is_longer_than_the_span_is_an_answer() -> None:
+    page = b"there is no such page" * 10
+    with objects_at(Paths(lambda _: head("404 Not Found", length=len(page)) + page)) as objects:
+        with pytest.raises(StorageError, match="no such object"):
+            read_begun(objects, [Span("a.tar", 0, 4)])
+        assert objects.may_read_again(Span("a.tar", 0, 4))
+
+
+@pytest.mark.parametrize(
+    "path", ["a/./b.bin", "./a.bin", "a/%2e/b", "a/%2E", "a//b", "a[1-3].bin", "a{b,c}", "a b#c?d"]
+)
+def test_a_path_is_requested_as_it_is_written(path: str) -> None:
+    with objects_at(Paths(usual)) as objects:
+        (found,) = read_begun(objects, [ByteRange(path)])
+        assert [found] == RemoteObjects.read(objects, [ByteRange(path)])
+
+
+@pytest.mark.parametrize("content_type", ["text/html", "Text/HTML; charset=utf-8"])
+def test_a_login_page_is_no_photo(content_type: str) -> None:
+    page = head("200 OK", f"Content-Type: {content_type}", length=5) + b"login"
+    with objects_at(Paths(lambda _: page)) as objects, pytest.raises(StorageError, match="answer is a web page"):
+        read_begun(objects, [ByteRange("a.jpg")])
+
+
+def test_certificates_that_the_environment_excludes_are_not_trusted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("SSL_CERT_FILE", "SSL_CERT_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / "none.pem").touch()
+    for name, value, is_trusted in (
+        ("SSL_CERT_FILE", str(tmp_path / "none.pem"), True),
+        ("SSL_CERT_FILE", str(tmp_path / "missing.pem"), False),
+        ("SSL_CERT_FILE", "/dev/null", False),
+        ("SSL_CERT_DIR", str(tmp_path), True),
+        ("SSL_CERT_DIR", f"{tmp_path}:{tmp_path}", False),
+    ):
+        with monkeypatch.context() as context:
+            context.setenv(name, value)
+            assert is_direct("https://data.example.com/a") == is_trusted
+            assert is_direct("http://data.example.com/a")
+
+
+def test_names_below_localhost_are_left_to_the_other_client() -> None:
+    assert is_direct("http://localhost:80/a")
+    assert not is_direct("http://data.localhost:80/a")
+    assert not is_direct("http://data.localhost.:80/a")
 
 
 def test_workers_read_objects_in_this_way(tmp_path: Path) -> None:
