@@ -42,7 +42,7 @@ __all__ = [
 
 PARALLEL_LISTS = 16
 _PAGE_OBJECTS = 1000  # number of objects that providers send per page
-_SIGNED_FOR = timedelta(hours=1)
+_SIGNED_FOR = timedelta(minutes=15)  # the clocks may differ
 _TRUE = {"1", "true", "on", "yes", "y"}
 """What obstore takes for true in an environment variable."""
 _LIST_SECONDS = 60.0

@@ -62,7 +62,7 @@ def new_client(
                 connect_seconds=seconds,
                 max_bytes=max_bytes,
                 seen=seen,
-                needs_etag=not url.startswith("http"),
+                is_bucket=not url.startswith("http"),
                 may_wait=not url.startswith("http") and signing_may_wait(),
             )
     return RetryingClient(client, url, limits, examples=examples, notices=notices, quick=quick)

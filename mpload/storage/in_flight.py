@@ -63,7 +63,7 @@ class InFlight:
         self._threads = ReadThreads(max_threads=max_reads)
         self._changing = threading.Lock()  # held while anything below changes
         self._waiting = deque[Fetch]()
-        self._num_running = 0
+        self._running = set[Fetch]()
         self._num_in_threads = 0
         self._most_running = 0
 
@@ -111,18 +111,17 @@ class InFlight:
         """Begin reads as long as more may be in progress."""
         while True:
             with self._changing:
-                if not self._waiting or self._num_running >= self._most_running:
+                if not self._waiting or len(self._running) >= self._most_running:
                     return
                 fetch = self._waiting.popleft()
-                self._num_running += 1
+                self._running.add(fetch)
             try:
                 if fetch.take(self._clock_ns()):
                     self._begin(fetch)
                 else:  # it was cancelled
-                    self._end_one()
+                    self._end_one(fetch)
             except BaseException:  # such as Ctrl-C
-                self._end_one()
-                fetch.end(None, self._clock_ns())
+                self._fail(fetch)
                 raise
 
     def _begin(self, fetch: Fetch) -> None:
@@ -133,12 +132,17 @@ class InFlight:
 
     def ended(self, fetch: Fetch, data: bytes | None, rest: Callable[[], bytes] | None) -> None:
         """Go on after the storage has ended a read, or has found that the rest of it takes a thread."""
-        if rest is not None:
-            self._read_in_thread(fetch, rest)
-            return
-        self._end_one()
-        fetch.end(data, self._clock_ns())
-        self._begin_next()
+        try:
+            if rest is not None:
+                self._read_in_thread(fetch, rest)
+            else:
+                self._end_one(fetch)
+                fetch.end(data, self._clock_ns())
+        except BaseException:  # such as a lack of memory
+            self._fail(fetch)
+            raise
+        finally:
+            self._begin_next()
 
     def _read_in_thread(self, fetch: Fetch, read: Callable[[], bytes]) -> None:
         here, clock_ns = weakref.ref(self), self._clock_ns
@@ -146,12 +150,16 @@ class InFlight:
         def finish() -> None:
             fetch.finish(read, clock_ns)
             if (in_flight := here()) is not None:
-                in_flight._end_one()  # noqa: SLF001
+                in_flight._end_one(fetch)  # noqa: SLF001
                 in_flight._begin_next()  # noqa: SLF001
 
         if not self._run_in_thread(finish):
-            self._end_one()
-            fetch.end(None, self._clock_ns())  # it is read when it is requested
+            self._fail(fetch)
+
+    def _fail(self, fetch: Fetch) -> None:
+        """End a read without its bytes. It is made again when they are requested."""
+        self._end_one(fetch)
+        fetch.end(None, self._clock_ns())
 
     def _run_in_thread(self, job: Callable[[], object]) -> bool:
         """Run a job in a thread of its own. Return False if the system refuses it."""
@@ -175,9 +183,9 @@ class InFlight:
         with self._changing:
             self._num_in_threads += change
 
-    def _end_one(self) -> None:
+    def _end_one(self, fetch: Fetch) -> None:
         with self._changing:
-            self._num_running -= 1
+            self._running.discard(fetch)
 
 
 def _ended(here: "weakref.ref[InFlight]", fetch: Fetch, data: bytes | None, rest: Callable[[], bytes] | None) -> None:

@@ -39,14 +39,17 @@ _NO_ANSWER_CODES = {
     pycurl.E_RECV_ERROR,
     pycurl.E_SEND_ERROR,
 }
+_RETRY_AFTER = b"retry-after:"
+_OUTAGE_SECONDS = 5.0
+_SLOW_SECONDS = 1.0
 _UNUSUAL = {"content-encoding", "transfer-encoding", "trailer"}
 
 
 class Found(Protocol):
     """Called with what was found."""
 
-    def __call__(self, data: bytes | None, failure: RequestFailure | None) -> None:
-        """Take the bytes. None means that there are none: because of a failure, or because the answer is unusual."""
+    def __call__(self, data: bytes | None, failure: RequestFailure | None = None, *, is_unusual: bool = False) -> None:
+        """Take the bytes. None means that there are none, perhaps because of a failure, or of an unusual answer."""
         ...
 
 
@@ -62,7 +65,7 @@ class QuickReads:
         connect_seconds: time limit for a connection to be made.
         max_bytes: size of the largest object that may be read; None means no limit.
         seen: called with the URL and the version of each shard that a span was read from.
-        needs_etag: whether only the ETag tells the versions of a shard.
+        is_bucket: whether the other client is obstore.
         may_wait: whether `address_of` may wait, such as for credentials. Then a thread calls it.
 
     Process: for the process in which it was made. Any thread may use it.
@@ -76,7 +79,7 @@ class QuickReads:
         connect_seconds: float,
         max_bytes: int | None,
         seen: Seen,
-        needs_etag: bool,
+        is_bucket: bool,
         may_wait: bool,
     ) -> None:
         self._url = url
@@ -84,9 +87,11 @@ class QuickReads:
         self._connect_seconds = connect_seconds
         self._max_bytes = max_bytes
         self._seen = seen
-        self._needs_etag = needs_etag
+        self._is_bucket = is_bucket
         self._signing = ReadThreads(max_threads=1) if may_wait else None
         self._num_refused = 0.0
+        self._failed_at = float("-inf")  # when a failure last counted as a refusal
+        self._signing_since = float("inf")  # when the thread began to sign an address
         self._is_direct: bool | None = None  # whether libcurl can reach the server, once that is known
 
     @property
@@ -94,9 +99,16 @@ class QuickReads:
         """Whether the server is to be asked."""
         return self._num_refused < _MAX_REFUSED
 
-    def refused(self) -> None:
-        """Note that the other client has read what this one could not."""
-        self._num_refused += 1
+    def refused(self, *, is_failure: bool) -> None:
+        """Note that the other client has read what this one could not, be it because of a failure or not.
+
+        An outage, which many reads meet, counts once.
+        """
+        now = time.monotonic()
+        if not is_failure or now - self._failed_at > _OUTAGE_SECONDS:
+            self._num_refused += 1
+        if is_failure:
+            self._failed_at = now
 
     def begin(self, key: str, span: tuple[int, int] | None, *, limit_seconds: float, found: Found) -> bool:
         """Begin to read an object, or a span of it. Return whether that was possible.
@@ -109,28 +121,31 @@ class QuickReads:
         """
         if span is not None and span[1] > _MAX_BYTES:
             return False
+        until = time.monotonic() + limit_seconds
         if self._signing is None:
             address = self._address(key)
-            return address is not None and self._request(address, key, span, limit_seconds, found)
-        if self._is_direct is False or not self._signing.start(1):
+            return address is not None and self._request(address, key, span, until, found)
+        is_slow = time.monotonic() - self._signing_since > _SLOW_SECONDS
+        if is_slow or self._is_direct is False or not self._signing.start(1):
             return False
-        self._signing.put(partial(self._sign_and_request, key, span, limit_seconds, found))
+        self._signing.put(partial(self._sign_and_request, key, span, until, found))
         return True
 
-    def _sign_and_request(self, key: str, span: tuple[int, int] | None, limit_seconds: float, found: Found) -> None:
+    def _sign_and_request(self, key: str, span: tuple[int, int] | None, until: float, found: Found) -> None:
         is_begun = False
+        self._signing_since = time.monotonic()
         try:
-            address = self._address(key)
-            is_begun = address is not None and self._request(address, key, span, limit_seconds, found)
+            if self.is_usual and time.monotonic() < until:
+                address = self._address(key)
+                is_begun = address is not None and self._request(address, key, span, until, found)
         finally:  # a panic of obstore's is no Exception
+            self._signing_since = float("inf")
             if not is_begun:
-                found(None, None)
+                found(None)
 
-    def _request(
-        self, address: str, key: str, span: tuple[int, int] | None, limit_seconds: float, found: Found
-    ) -> bool:
+    def _request(self, address: str, key: str, span: tuple[int, int] | None, until: float, found: Found) -> bool:
         transfers = Transfers.of_process()
-        if transfers is None:
+        if transfers is None or time.monotonic() >= until:
             return False
         headers, max_bytes = _HEADERS, min(_MAX_BYTES, self._max_bytes or _MAX_BYTES)
         if span is not None:
@@ -138,22 +153,22 @@ class QuickReads:
             headers = [*_HEADERS, f"Range: bytes={span[0]}-{span[0] + span[1] - 1}"]
 
         def done(result: Answer | int) -> None:
-            data, failure = None, None
+            data, failure, is_large = None, None, False
             with suppress(Exception):  # such as a shard that was replaced: the other client raises it
                 if isinstance(result, int):
                     failure = _NO_ANSWER if result in _NO_ANSWER_CODES else None
                 else:
-                    failure = _failure_of(result)
+                    failure, is_large = _failure_of(result), span is None and _is_large(result)
                     data = None if failure else self._data_of(result, key, span)
             if data is not None:
                 self._num_refused = max(0.0, self._num_refused - _FORGIVEN)
-            found(data, failure)
+            found(data, failure, is_unusual=data is None and failure is None and not is_large)
 
         return transfers.begin(
             address,
             headers=headers,
             max_bytes=max_bytes,
-            until=time.monotonic() + limit_seconds,
+            until=until,
             connect_seconds=self._connect_seconds,
             done=done,
         )
@@ -165,7 +180,7 @@ class QuickReads:
             self._num_refused += 1
             return None
         if self._is_direct is None:
-            self._is_direct = is_direct(address)
+            self._is_direct = is_direct(address, is_bucket=self._is_bucket)
         return address if self._is_direct else None
 
     def _data_of(self, answer: Answer, key: str, span: tuple[int, int] | None) -> bytes | None:
@@ -185,7 +200,7 @@ class QuickReads:
         if (first, last + 1) != (span[0], sum(span)):
             return None
         etag, modified = headers.get("etag", ""), headers.get("last-modified", "")
-        if self._needs_etag:
+        if self._is_bucket:  # of which obstore compares the ETag, if there is one
             if not etag:
                 return None
             modified = ""
@@ -195,11 +210,11 @@ class QuickReads:
         return data
 
 
-def is_direct(address: str) -> bool:
-    """Return whether libcurl reaches a URL as the other clients do.
+def is_direct(address: str, *, is_bucket: bool) -> bool:
+    """Return whether libcurl reaches a URL as the other client does, and trusts the same certificates.
 
-    It does not if the environment names a proxy, or certificates in a way of its own, nor for names below `localhost`,
-    which libcurl takes for this machine.
+    It does not if the environment names a proxy, nor for names below `localhost`, which libcurl takes for this machine.
+    The variables for certificates mean the same for urllib3 if each names one file or folder, but never for obstore.
     """
     parts, proxies = urlsplit(address), getproxies_environment()
     if proxies.get(parts.scheme) or proxies.get("all") or (parts.hostname or "").rstrip(".").endswith(".localhost"):
@@ -207,6 +222,8 @@ def is_direct(address: str) -> bool:
     if parts.scheme == "http":
         return True
     paths = ssl.get_default_verify_paths()
+    if is_bucket and (paths.openssl_cafile_env in os.environ or paths.openssl_capath_env in os.environ):
+        return False
     named = [(os.environ.get(paths.openssl_cafile_env), paths.cafile)]
     named += [(os.environ.get(paths.openssl_capath_env), paths.capath)]
     return any(found for _, found in named) and all(name in {None, found} for name, found in named)
@@ -216,9 +233,17 @@ def _failure_of(answer: Answer) -> RequestFailure | None:
     """Return why the server cannot serve anything now; None if it can, though perhaps not this object."""
     if answer.status < HTTPStatus.BAD_REQUEST:
         return None
-    retry_after = (_headers_of(answer.headers) or {}).get("retry-after")
-    failure = status_failure(answer.status, wait_seconds=seconds_of(retry_after))
+    values = [line[len(_RETRY_AFTER) :] for line in answer.headers if line.lower().startswith(_RETRY_AFTER)]
+    failure = status_failure(
+        answer.status, wait_seconds=seconds_of(values[-1].decode("latin-1").strip()) if values else None
+    )
     return failure if failure.is_temporary else None
+
+
+def _is_large(answer: Answer) -> bool:
+    """Return whether an answer was cut off because the object is large, as some are."""
+    size = (_headers_of(answer.headers) or {}).get("content-length", "")
+    return size.isdecimal() and int(size) > _MAX_BYTES
 
 
 def _headers_of(lines: Sequence[bytes]) -> dict[str, str] | None:

@@ -48,10 +48,10 @@ class RemoteStorage:
     """The time limits for reading objects at URLs. Pass it as `storage` to an `MPDataset`.
 
     A request that fails is repeated, with increasing waits, until `retry_seconds` are over. A server that sends a
-    `Retry-After` is not asked again before that time (only http and https URLs; the client for buckets does not show
-    it). If other objects of the server can be read meanwhile, the object is bad, which the error policy handles: after
-    seven requests, which take about five seconds if each fails at once. If not, it is an outage: no sample is skipped,
-    and after `retry_seconds` an `OutageError` ends the epoch.
+    `Retry-After` is not asked again before that time (obstore, which makes most requests to buckets, does not show it).
+    If other objects of the server can be read meanwhile, the object is bad, which the error policy handles: after seven
+    requests, which take about five seconds if each fails at once. If not, it is an outage: no sample is skipped, and
+    after `retry_seconds` an `OutageError` ends the epoch.
 
     Each worker has as many requests in progress as samples are used while one takes place, up to 128. A request that is
     late, compared with others of its size, is made a second time, and the first answer counts. That adds at most 2 % of

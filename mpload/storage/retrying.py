@@ -106,14 +106,14 @@ class RetryingClient:
         if quick is None or not quick.is_usual or not self.is_calm or what in self._failed:
             return False
 
-        def found(data: bytes | None, failure: RequestFailure | None) -> None:
+        def found(data: bytes | None, failure: RequestFailure | None = None, *, is_unusual: bool = False) -> None:
             now = time.monotonic()
             if data is not None:
                 self._server.answered(now)  # it is another thread that says so: a notice may have to wait
                 self._server.delivered(what, seconds=now - began)
             elif failure is not None:
                 self._server.failed(failure, began=began, now=now)
-            rest = partial(RetryingClient._go_on, began=began, is_unusual=failure is None)
+            rest = partial(RetryingClient._go_on, began=began, failure=failure, is_unusual=is_unusual)
             ended(data, rest if data is None else None)
 
         return quick.begin(key, span, limit_seconds=self._limits.request_seconds, found=found)
@@ -125,13 +125,14 @@ class RetryingClient:
         is_wanted: Callable[[], bool] = lambda: True,
         *,
         began: float,
+        failure: RequestFailure | None,
         is_unusual: bool,
     ) -> bytes:
         """Read what `begin` has not read, within the same limits."""
         request = partial(self._client.fetch, self._url, key, span)
         data = self._repeated((key, span), request, is_wanted, began=began)
-        if is_unusual and self._quick is not None:
-            self._quick.refused()
+        if self._quick is not None and (is_unusual or failure is not None):
+            self._quick.refused(is_failure=failure is not None)
         return data
 
     def fetch_once(self, key: str, span: tuple[int, int] | None) -> bytes:

@@ -21,6 +21,7 @@ _FIRST_WAIT_SECONDS = 0.1
 _MAX_WAIT_SECONDS = 10.0
 _MAX_BLAMES = 6
 _LEAST_SHARE = 1 / 8  # of the time limit of a request: less time is not enough for another attempt
+_MOST_SHARE = 1.15  # of the time limit of a read, with the extension
 _CUT_SHARE = 0.9  # of the time limit of an attempt: one that takes longer has met the limit
 
 
@@ -161,7 +162,8 @@ class Attempts:
             return None
         left = self.deadline - now - self.limits.request_seconds * _LEAST_SHARE
         if left <= 0:
-            if self.num_blames or self.server.is_failing or self._is_extended:
+            is_late = now + self.limits.fresh_seconds > self.began + _MOST_SHARE * self.limits.retry_seconds
+            if self.num_blames or self.server.is_failing or self._is_extended or is_late:
                 return None
             self._is_extended = True  # the server answers others by now, so this object gets a last chance
             self.deadline = now + self.limits.fresh_seconds

@@ -39,7 +39,7 @@ _EVENTS = {
 
 @dataclass(slots=True, kw_only=True)
 class Answer:
-    """The answer to a request, which has come to its end."""
+    """The answer to a request, without its body if that is larger than allowed."""
 
     status: int
     headers: Sequence[bytes]
@@ -109,6 +109,7 @@ class Transfers:
             self._thread.start()
         except RuntimeError:  # a limit on threads is reached
             self._close()
+            self._multi.close()
             raise
 
     @classmethod
@@ -142,7 +143,7 @@ class Transfers:
             until: when the request ends at the latest, by the monotonic clock.
             connect_seconds: time limit for a connection to be made.
             done: called in the thread of this object with the answer, or with libcurl's code of the error; 0 means that
-                the thread has ended. It must not wait, and may begin other requests.
+                the request could not be made. It must not wait, and may begin other requests.
         """
         request = _Request(
             url=url, headers=headers, max_bytes=max_bytes, until=until, connect_seconds=connect_seconds, done=done
@@ -177,6 +178,7 @@ class Transfers:
                 with suppress(IndexError):
                     while True:
                         requests.append(self._new.popleft())
+                self._close()
                 for request in requests:
                     _pass_on(request, 0)
 
@@ -202,16 +204,19 @@ class Transfers:
     def _start_new(self) -> None:
         while self._new:
             request = self._new.popleft()
-            handle = self._idle.pop() if self._idle else _new_handle()
-            handle.request = request
-            self._running[handle.curl] = handle
             try:
+                handle = self._idle.pop() if self._idle else _new_handle()
                 _set(handle.curl, request)
                 self._multi.add_handle(handle.curl)
-            except (pycurl.error, ValueError):  # such as a URL that is none
-                del self._running[handle.curl]
-                handle.clear()
-                _pass_on(request, pycurl.E_URL_MALFORMAT)
+            except BaseException as error:
+                _pass_on(request, 0)
+                if not isinstance(
+                    error, pycurl.error | ValueError
+                ):  # those are errors of this request, such as its URL
+                    raise
+            else:
+                handle.request = request
+                self._running[handle.curl] = handle
 
     def _finish(self) -> None:
         """Pass on the answers that have come to their end."""
@@ -226,6 +231,9 @@ class Transfers:
     def _give(self, curl: Any, *, code: int) -> None:
         handle = self._running[curl]
         request, result = handle.request, code or handle.answer()
+        if code == pycurl.E_FILESIZE_EXCEEDED:
+            handle.parts.clear()
+            result = handle.answer()  # its status and its headers still say something
         self._multi.remove_handle(curl)
         del self._running[curl]
         handle.clear()
@@ -252,7 +260,6 @@ class Transfers:
         self._sockets.close()
         self._woken.close()
         self._waker.close()
-        self._multi.close()
 
 
 def _pass_on(request: _Request, result: Answer | int) -> None:
@@ -294,7 +301,7 @@ def _new_handle() -> _Handle:
     authorities = ssl.get_default_verify_paths()  # those of the library are where its wheel was built
     for option, path in ((pycurl.CAINFO, authorities.cafile), (pycurl.CAPATH, authorities.capath)):
         if path:
-            curl.setopt(option, path)
+            curl.setopt(option, os.fsencode(path))
         else:
             curl.unsetopt(option)
     curl.setopt(pycurl.WRITEFUNCTION, handle.parts.append)

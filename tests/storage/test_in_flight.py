@@ -141,6 +141,23 @@ def test_an_interrupt_loses_no_slot_and_leaves_no_read_without_an_end(monkeypatc
     assert "".join(storage.begun) == "b"
 
 
+def test_an_interrupt_after_a_read_has_begun_leaks_no_slot(monkeypatch: pytest.MonkeyPatch) -> None:
+    storage = Storage()
+    in_flight = in_flight_of(storage, num_reads=1)
+
+    def begin(_: Storage, item: ByteRange, is_wanted: Callable[[], bool], ended: Ended) -> bool:
+        storage.begun[item.path] = ended
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Storage, "begin", begin)
+    with pytest.raises(KeyboardInterrupt):
+        put(in_flight, "a")
+    monkeypatch.undo()
+    storage.begun["a"](b"late", None)
+    put(in_flight, "bc")
+    assert "".join(storage.begun) == "ab"
+
+
 def test_nothing_begins_once_nobody_holds_the_reads() -> None:
     storage = Storage()
     in_flight = in_flight_of(storage, num_reads=2)
