@@ -27,6 +27,7 @@ _BUFFER_BYTES = 256 * KIB
 _MAX_IDLE = 128  # connections that are kept
 _MAX_IDLE_SECONDS = 60
 _MAX_HANDLES = 128
+_ERRORS_OF_REQUEST = (pycurl.error, ValueError)  # such as for a URL that is none
 _EXIT_SECONDS = 1.0
 _RETRY_SECONDS = 5.0
 _QUICK_EXIT = 322  # CURLOPT_QUICK_EXIT: do not wait for DNS at the end. pycurl has no name for it
@@ -210,9 +211,7 @@ class Transfers:
                 self._multi.add_handle(handle.curl)
             except BaseException as error:
                 _pass_on(request, 0)
-                if not isinstance(
-                    error, pycurl.error | ValueError
-                ):  # those are errors of this request, such as its URL
+                if not isinstance(error, _ERRORS_OF_REQUEST):
                     raise
             else:
                 handle.request = request

@@ -5,62 +5,27 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from queue import SimpleQueue
-from typing import Any
 
 import pytest
 
-from mpload import MPDataset, MPLoader, RawBytes, RemoteStorage
+from mpload import MPDataset, MPLoader, RawBytes
 from mpload.errors import IndexChangedError, StorageError
 from mpload.storage import quick_reads, transfers
-from mpload.storage.buckets import BucketClient
 from mpload.storage.in_flight import InFlight
-from mpload.storage.object_facts import unseen
-from mpload.storage.quick_reads import Found, QuickReads, is_direct
+from mpload.storage.quick_reads import is_direct
 from mpload.storage.ranges import ByteRange, Span
 from mpload.storage.read_ahead import ReadAhead
 from mpload.storage.remote import RemoteObjects
-from mpload.storage.request_failure import RequestFailure
 from mpload.storage.transfers import Transfers
-from tests.support.begun_reads import WAIT_SECONDS, read_begun
-from tests.support.raw_server import Answer, head, raw_server
-from tests.support.s3 import S3
+from tests.support.begun_reads import WAIT_SECONDS, Paths, objects_at, quick_reads_of, read_begun, usual
+from tests.support.raw_server import head, raw_server
 
 pytestmark = pytest.mark.processes
-
-LIMITS = RemoteStorage(request_timeout_seconds=2.0, retry_seconds=5.0)
-KEY = "quick/ä b%c+.bin"
-ETAG = 'ETag: "one"'
-
-
-class Paths:
-    """Answers each request with the path, by `answer`, and counts requests."""
-
-    def __init__(self, answer: Callable[[bytes], bytes]) -> None:
-        self._answer = answer
-        self.num_requests = 0
-
-    def __call__(self, connection: socket.socket, path: str) -> bool:
-        self.num_requests += 1
-        connection.sendall(self._answer(path.encode()))
-        return True
-
-
-def usual(path: bytes) -> bytes:
-    return head("200 OK", ETAG, length=len(path)) + path
 
 
 def chunked(path: bytes) -> bytes:
     return head("200 OK", "Transfer-Encoding: chunked") + b"%x\r\n%s\r\n0\r\n\r\n" % (len(path), path)
-
-
-@contextmanager
-def objects_at(answer: Answer) -> Iterator[RemoteObjects]:
-    with raw_server(answer) as url:
-        yield RemoteObjects(url, limits=LIMITS)
 
 
 def test_many_objects_are_read_ahead_without_a_thread_for_each() -> None:
@@ -225,83 +190,6 @@ def test_a_proxy_is_left_to_the_other_client(monkeypatch: pytest.MonkeyPatch) ->
             assert not is_direct("http://data.example.com/a", is_bucket=False)
 
 
-def test_a_bucket_is_read_over_signed_requests(s3: S3, monkeypatch: pytest.MonkeyPatch) -> None:
-    addresses = []
-    begin = Transfers.begin
-
-    def noting(self: Transfers, url: str, **options: Any) -> bool:
-        addresses.append(url)
-        return begin(self, url, **options)
-
-    monkeypatch.setattr(Transfers, "begin", noting)
-    s3.put({KEY: bytes(range(100))})
-    objects = RemoteObjects("s3://photos", limits=LIMITS)
-    assert read_begun(objects, [ByteRange(KEY), Span(KEY, 10, 20)]) == [bytes(range(100)), bytes(range(10, 30))]
-    with pytest.raises(StorageError, match="no such object"):
-        read_begun(objects, [ByteRange("quick/missing.bin")])
-    assert len(addresses) == 3
-    assert all("X-Amz-Signature=" in each for each in addresses)
-
-
-def test_requests_to_a_public_bucket_are_not_signed(s3: S3, monkeypatch: pytest.MonkeyPatch) -> None:
-    def address() -> str:
-        client = BucketClient(connect_seconds=1.0, max_bytes=None)
-        return client.address_of("s3://photos", KEY, limit_seconds=1.0)
-
-    signed = address()
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("AWS_SKIP_SIGNATURE", "true")
-    assert address() == signed.partition("?")[0]
-
-
-def quick_reads_of(address_of: Callable[[str], str], **options: Any) -> QuickReads:
-    known = {"connect_seconds": 1.0, "max_bytes": None, "seen": unseen, "is_bucket": True, "may_wait": False}
-    return QuickReads("s3://b", address_of, **(known | options))
-
-
-def putting(queue: "SimpleQueue[bytes | None]") -> Found:
-    def found(data: bytes | None, failure: RequestFailure | None = None, *, is_unusual: bool = False) -> None:
-        queue.put(data)
-
-    return found
-
-
-def test_credentials_that_cannot_be_found_are_not_looked_for_again() -> None:
-    calls = []
-
-    def address_of(key: str) -> str:
-        calls.append(key)
-        raise RuntimeError("no credentials")
-
-    quick = quick_reads_of(address_of)
-    while quick.is_usual:
-        assert not quick.begin("a", None, limit_seconds=1.0, found=putting(SimpleQueue()))
-    assert len(calls) == 3
-
-
-class Panic(BaseException):
-    """As that of obstore."""
-
-
-@pytest.mark.parametrize("error", [RuntimeError, Panic])
-def test_credentials_that_come_late_delay_nobody(error: type[BaseException]) -> None:
-    """Neither who begins a read, nor reads from other servers. If they do not come, the read goes on otherwise."""
-    may_go_on, found = threading.Event(), SimpleQueue[bytes | None]()
-
-    def address_of(_: str) -> str:
-        assert may_go_on.wait(WAIT_SECONDS)
-        raise error
-
-    quick = quick_reads_of(address_of, may_wait=True)
-    assert quick.begin("a", None, limit_seconds=1.0, found=putting(found))
-    with objects_at(Paths(usual)) as objects:
-        assert read_begun(objects, [ByteRange("a.bin")]) == [b"/a.bin"]
-    assert found.empty()
-    may_go_on.set()
-    assert found.get(timeout=WAIT_SECONDS) is None
-
-
 @pytest.mark.parametrize(
     "busy",
     [
@@ -331,23 +219,6 @@ def test_a_few_failures_do_not_end_this_way_of_reading() -> None:
         assert server._quick is not None
         assert server._quick.is_usual
     assert 200 < paths.num_requests < 210
-
-
-def test_signing_that_hangs_delays_no_read_beyond_its_limit() -> None:
-    may_go_on, found = threading.Event(), SimpleQueue[bytes | None]()
-
-    def address_of(_: str) -> str:
-        assert may_go_on.wait(WAIT_SECONDS)
-        return "http://127.0.0.1:9/never-requested"
-
-    quick = quick_reads_of(address_of, may_wait=True)
-    for _ in range(3):
-        assert quick.begin("a", None, limit_seconds=0.05, found=putting(found))
-    time.sleep(0.1)
-    quick._signing_since -= 2.0
-    assert not quick.begin("a", None, limit_seconds=0.05, found=putting(found))
-    may_go_on.set()
-    assert [found.get(timeout=WAIT_SECONDS) for _ in range(3)] == [None] * 3
 
 
 def test_an_outage_counts_once_against_this_way_of_reading() -> None:
