@@ -1,9 +1,10 @@
 """What does the latency of a server cost mpload: speed, processor time and memory?
 
-    python benchmarks/bench_waiting.py [--data DIR] [--before DIR] [--quick]
+    python benchmarks/bench_waiting.py [--data DIR] [--before DIR] [--http] [--quick]
 
 The server of bench_network.py answers at once, or after 50 ms. It runs on the same cores, and its own processor time is
-measured too. Photographs are read, one object each, from an S3 bucket and made into crops, as in bench_network.py.
+measured too. Photographs are read, one object each, from an S3 bucket (with `--http`, from a web server) and made into
+crops, as in bench_network.py.
 
 In each round, every case has its turn in random order, in a fresh process. A turn has two parts of `--seconds`: the
 first begins with the first request for a batch, so it includes the start of the workers; the second begins later, when
@@ -19,13 +20,13 @@ import statistics
 import sys
 import tempfile
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import psutil
 from bench_network import ENTRIES, make_photos
-from contestants import BATCH_SIZE, prepare, running
+from contestants import BATCH_SIZE, Entry, prepare, running
 from object_server import Counts, Delays, ObjectServer, compile_server, serving
 from records import code_digest, write_record
 from turns import cpu_seconds
@@ -66,11 +67,11 @@ class Results:
     """The largest number of requests that waited for their answers at the same time, in the second part."""
 
 
-def turn(case: Case, results: Results, server: ObjectServer, data: Path, seconds: float) -> None:
-    variables = server.s3_environment() | {"PYTHONPATH": str(case.tree)}
+def turn(case: Case, results: Results, entry: Entry, server: ObjectServer, data: Path, seconds: float) -> None:
+    variables = server.s3_environment() | {"OBJECTS_URL": server.url, "PYTHONPATH": str(case.tree)}
     num_discarded = 4 + 4 * case.num_workers
     with running(
-        OURS, Path(sys.executable), data, "uint8", case.num_workers, program="peers.windows", variables=variables
+        entry, Path(sys.executable), data, "uint8", case.num_workers, program="peers.windows", variables=variables
     ) as contestant:
         pid = contestant.process.pid
         with MemoryMonitor(pid, interval_seconds=0.1) as monitor:
@@ -115,6 +116,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="few images; write no record")
     parser.add_argument("--data", type=Path, help="folder that keeps the photographs; default: a temporary one")
     parser.add_argument("--before", type=Path, help="folder of another version, which takes turns with this one")
+    parser.add_argument("--http", action="store_true", help="read from a web server, not from a bucket")
     parser.add_argument("--workers", type=int, nargs="+", default=[2, 8])
     parser.add_argument("--num-images", type=int, default=4000)
     parser.add_argument("--rounds", type=int, default=5)
@@ -122,6 +124,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.quick:
         arguments.num_images, arguments.rounds, arguments.seconds, arguments.workers = 300, 1, 0.2, [2]
+    entry = replace(OURS, name="mpload, http") if arguments.http else OURS
     trees = [HERE] if arguments.before is None else [HERE, arguments.before.absolute()]
     cases = [
         Case(delay_ms=delay_ms, num_workers=num_workers, tree=tree)
@@ -142,7 +145,7 @@ def main() -> None:
         found = {case: Results() for case in cases}
         for number in range(arguments.rounds):
             for case in random.Random(number).sample(cases, len(cases)):
-                turn(case, found[case], servers[case.delay_ms], data, arguments.seconds)
+                turn(case, found[case], entry, servers[case.delay_ms], data, arguments.seconds)
     digests = {tree: code_digest() if tree == HERE else "before" for tree in trees}
     for case, results in found.items():
         undelayed = found[Case(delay_ms=0, num_workers=case.num_workers, tree=case.tree)]
@@ -150,6 +153,7 @@ def main() -> None:
             "delay_ms": case.delay_ms,
             "num_workers": case.num_workers,
             "batch_size": BATCH_SIZE,
+            **({"scheme": "http"} if arguments.http else {}),
             "version": "this" if case.tree == HERE else "before",
             "code": digests[case.tree],
         }

@@ -1,11 +1,12 @@
-"""mpload over objects of a bucket, and over tar shards in a bucket."""
+"""mpload over objects of a bucket or a web server, and over tar shards in a bucket."""
 
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import mpload
-from peers.net import TIMES, bucket_listing
+from peers.net import TIMES, bucket_listing, objects_url
 from peers.race import CROP, Batch, Contestant, Epoch, Race
 
 __all__ = ["CONTESTANTS", "prepare"]
@@ -48,7 +49,21 @@ def ours(index: str, shuffle: Any) -> Contestant:
     return Contestant(start=start, library="mpload")
 
 
+def ours_at_urls() -> Contestant:
+    """Return mpload over the same objects at the http URL that the environment names."""
+
+    def start(race: Race) -> Epoch:
+        url = objects_url()
+        index = race.data / f"photos-{urlsplit(url).port}.txt"
+        text = (race.data / f"photos-{TIMES}.txt").read_text(encoding="utf-8")
+        index.write_text(text.replace("#root s3://", f"#root {url}/", 1), encoding="utf-8")
+        return ours(index.name, shuffle=True).start(race)
+
+    return Contestant(start=start, library="mpload")
+
+
 CONTESTANTS: dict[str, Contestant] = {
     "mpload": ours(f"photos-{TIMES}.txt", shuffle=True),
+    "mpload, http": ours_at_urls(),
     "mpload, tar shards": ours("spans.txt", shuffle=mpload.BlockShuffle(block_samples=128, window_blocks=8)),
 }

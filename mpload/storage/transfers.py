@@ -83,7 +83,7 @@ class _Handle:
 
 
 class Transfers:
-    """A thread that makes requests. Threads that each wait for one request would cost two to three times as much.
+    """A thread that makes requests. Threads that each wait for one request would take more processor time.
 
     Use `of_process`, so that all clients share the thread and its connections.
 
