@@ -20,7 +20,7 @@ __all__ = ["Comparing", "aside", "begin_arrays", "new_count"]
 _NUM_COMPARED = 2
 """Samples that are compared with the same ones made here, while no server has made other ones."""
 _MAX_VAIN = 4
-"""After so many answers of which no sample can be made here, a server is not compared: files may be missing."""
+"""If so many answers hold no sample that can be made here, the server is used without a comparison."""
 
 
 def new_count() -> NDArray[np.int64]:

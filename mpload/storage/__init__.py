@@ -22,6 +22,7 @@ servers          what a process knows about a server, and when to repeat a reque
 quick_reads      reads what is as usual through libcurl, without a thread for each request
 transfers        makes many requests at once in one thread, through libcurl
 web              makes requests to http and https URLs, and copes with all that is unusual
+proxies          the proxy that the environment names for a URL
 server_urls      URLs of servers of mpload, and their token
 connections      HTTP connections, through urllib3, on which every wait has a limit
 web_failures     what the errors of urllib3 say

@@ -36,7 +36,7 @@ def new_client(
     Raises:
         ArgumentError: urllib3, which reads http and https URLs, is not installed.
     """
-    # Imported here: TLS and HTTP would cost every worker that reads local files 13 MB and 80 ms.
+    # Imported here: TLS and HTTP would cost every worker that reads local files memory and time.
     seconds = limits.connect_seconds
     address_of: Callable[[str], str] | None = None
     if url.startswith("http"):

@@ -6,20 +6,17 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Iterable
-from contextlib import suppress
 from http.client import HTTPResponse
-from ipaddress import ip_address, ip_network
 from queue import Empty, SimpleQueue
 from typing import Any, cast
 from urllib.parse import unquote, urlsplit
-from urllib.request import getproxies_environment, proxy_bypass_environment  # type: ignore[attr-defined]
 
 import urllib3
 from urllib3 import BaseHTTPResponse, Timeout, exceptions
 from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.util.connection import create_connection
 
+from mpload.storage.proxies import proxy_of
 from mpload.storage.request_failure import proxy_failure
 from mpload.storage.web_failures import NoConnectionError, bad_proxy
 
@@ -59,13 +56,7 @@ class Server:
 
     def __init__(self, url: str, *, may_use_proxy: bool = True) -> None:
         server = urlsplit(url)
-        proxies = getproxies_environment() if may_use_proxy else {}
-        proxy = proxies.get(server.scheme) or proxies.get("all")
-        direct = proxies.get("no", "").replace(",", " ").split()  # curl lets blanks separate hosts too
-        if proxy and (
-            proxy_bypass_environment(server.netloc, {"no": ",".join(direct)}) or _is_in(server.hostname, direct)
-        ):
-            proxy = None
+        proxy = proxy_of(url) if may_use_proxy else None
         pools = urllib3.PoolManager(maxsize=_MAX_IDLE) if proxy is None else _proxy(proxy)
         self.proxy = None if pools.proxy is None else f"the proxy {pools.proxy.host}:{pools.proxy.port}"
         """The proxy, as errors call it."""
@@ -99,17 +90,6 @@ def _may_be_logged(_: logging.LogRecord) -> bool:
 
 _asking = threading.local()
 logging.getLogger("urllib3.connectionpool").addFilter(_may_be_logged)
-
-
-def _is_in(host: str | None, networks: Iterable[str]) -> bool:
-    """Return whether a host is an address in one of the networks, such as `10.0.0.0/8` or `::1`, as for curl."""
-    with suppress(ValueError):
-        address = ip_address(host or "")
-        for each in networks:
-            with suppress(ValueError):
-                if address in ip_network(each, strict=False):
-                    return True
-    return False
 
 
 def _proxy(url: str) -> urllib3.ProxyManager:

@@ -87,16 +87,15 @@ class RemoteReads(Protocol):
         ...
 
 
-Read = Callable[[], bytes]
-"""Reads a range, or raises `StorageError`."""
-
-
 @runtime_checkable
 class BeginningReads(RemoteReads, Protocol):
     """A storage behind a network that needs no thread for each read."""
 
     def begin(
-        self, item: ByteRange, is_wanted: Callable[[], bool], ended: Callable[[bytes | None, Read | None], None]
+        self,
+        item: ByteRange,
+        is_wanted: Callable[[], bool],
+        ended: Callable[[bytes | None, Callable[[], bytes] | None], None],
     ) -> bool:
         """Begin to read a range. Return False if that is not possible now: then call `read_wanted`.
 

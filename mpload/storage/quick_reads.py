@@ -10,11 +10,11 @@ from functools import partial
 from http import HTTPStatus
 from typing import Protocol
 from urllib.parse import urlsplit
-from urllib.request import getproxies_environment
 
 import pycurl
 
 from mpload.storage.object_facts import Seen
+from mpload.storage.proxies import proxy_of
 from mpload.storage.read_threads import ReadThreads
 from mpload.storage.request_failure import RequestFailure, seconds_of, status_failure
 from mpload.storage.transfers import Answer, Transfers
@@ -176,7 +176,7 @@ class QuickReads:
     def _address(self, key: str) -> str | None:
         try:
             address = self._address_of(key)
-        except Exception:  # noqa: BLE001  whatever it is, such as no credentials, the other client meets it too
+        except Exception:  # noqa: BLE001  such as a lack of credentials, which the other client names
             self._num_refused += 1
             return None
         if self._is_direct is None:
@@ -200,7 +200,7 @@ class QuickReads:
         if (first, last + 1) != (span[0], sum(span)):
             return None
         etag, modified = headers.get("etag", ""), headers.get("last-modified", "")
-        if self._is_bucket:  # of which obstore compares the ETag, if there is one
+        if self._is_bucket:  # obstore's answers are compared by their ETags
             if not etag:
                 return None
             modified = ""
@@ -213,11 +213,11 @@ class QuickReads:
 def is_direct(address: str, *, is_bucket: bool) -> bool:
     """Return whether libcurl reaches a URL as the other client does, and trusts the same certificates.
 
-    It does not if the environment names a proxy, nor for names below `localhost`, which libcurl takes for this machine.
+    It does not through a proxy, nor for names below `localhost`, which libcurl takes for this machine.
     The variables for certificates mean the same for urllib3 if each names one file or folder, but never for obstore.
     """
-    parts, proxies = urlsplit(address), getproxies_environment()
-    if proxies.get(parts.scheme) or proxies.get("all") or (parts.hostname or "").rstrip(".").endswith(".localhost"):
+    parts = urlsplit(address)
+    if proxy_of(address) is not None or (parts.hostname or "").rstrip(".").endswith(".localhost"):
         return False
     if parts.scheme == "http":
         return True

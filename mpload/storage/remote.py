@@ -23,7 +23,6 @@ from mpload.storage.clients import new_client
 from mpload.storage.first_seen import FirstSeen
 from mpload.storage.notices import Notices
 from mpload.storage.object_facts import ObjectFacts, unseen
-from mpload.storage.protocols import Read
 from mpload.storage.ranges import ByteRange
 from mpload.storage.request_failure import RequestFailure
 from mpload.storage.retrying import Rest, RetryingClient
@@ -158,7 +157,10 @@ class RemoteObjects:
         return self._read(item, partial(RetryingClient.fetch, is_wanted=is_wanted))
 
     def begin(
-        self, item: ByteRange, is_wanted: Callable[[], bool], ended: Callable[[bytes | None, Read | None], None]
+        self,
+        item: ByteRange,
+        is_wanted: Callable[[], bool],
+        ended: Callable[[bytes | None, Callable[[], bytes] | None], None],
     ) -> bool:
         """Begin to read a range, without waiting; see `BeginningReads`."""
 

@@ -122,8 +122,7 @@ class Attempts:
         deadline = now + limits.retry_seconds
         if server.is_failing and now - server.failed_at < limits.request_seconds + limits.fresh_seconds:
             # An outage that has lasted longer than the limit gets another chance, but not all of the time again.
-            least = max(server.failing_since + limits.retry_seconds, now + limits.fresh_seconds)
-            deadline = min(deadline, least)
+            deadline = min(deadline, max(server.failing_since + limits.retry_seconds, now + limits.fresh_seconds))
         return cls(limits=limits, server=server, began=now, deadline=deadline)
 
     def failed(self, failure: RequestFailure, *, now: float, seconds: float = 0.0, limit_seconds: float = inf) -> None:

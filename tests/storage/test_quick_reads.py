@@ -188,6 +188,8 @@ def test_a_proxy_is_left_to_the_other_client(monkeypatch: pytest.MonkeyPatch) ->
         with monkeypatch.context() as context:
             context.setenv(name, "http://127.0.0.1:3128")
             assert not is_direct("http://data.example.com/a", is_bucket=False)
+            context.setenv("no_proxy", ".example.com")
+            assert is_direct("http://data.example.com/a", is_bucket=False)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import time
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from mpload.errors import OutageError
@@ -45,6 +45,33 @@ def test_attempts_end_at_the_limit_and_never_after_it(limits: tuple[float, float
     assert now <= times.retry_seconds * 1.01
     assert count > 1000 or now >= times.retry_seconds - 1.125 * request_seconds
     assert attempts.is_outage
+
+
+@given(
+    limits=st.tuples(st.floats(0.1, 60), st.floats(1.01, 20)),
+    durations=st.lists(st.floats(0, 1), min_size=1, max_size=50),
+    answered=st.floats(0, 1),
+    others=st.lists(st.booleans(), min_size=1, max_size=50),
+)
+@example(limits=(10.0, 1.01), durations=[1.0], answered=1.0, others=[True])
+def test_a_read_whose_first_request_was_made_elsewhere_ends_in_time(
+    limits: tuple[float, float], durations: list[float], answered: float, others: list[bool]
+) -> None:
+    """That request takes its whole time. Others are answered until a share of it is over, and now and then later."""
+    request_seconds, factor = limits
+    times = Limits(connect_seconds=1.0, request_seconds=request_seconds, retry_seconds=request_seconds * factor)
+    server, now, count = Server(), request_seconds, 0
+    server.answered(answered * request_seconds)
+    server.failed(RESET, began=0.0, now=now)
+    attempts = Attempts.begin(times, server, now=0.0)
+    while (wait := attempts.wait_seconds(now) if count else 0.0) is not None and count < 1000:
+        now += wait
+        now += attempts.limit_seconds(now) * durations[count % len(durations)]
+        fail(attempts, now)
+        if others[count % len(others)]:
+            server.answered(now + 1e-6)
+        count += 1
+    assert count == 1000 or now <= 1.2 * times.retry_seconds + 1e-3
 
 
 def test_an_object_is_to_blame_if_it_fails_six_times_while_others_are_read() -> None:
