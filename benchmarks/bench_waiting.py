@@ -2,8 +2,8 @@
 
     python benchmarks/bench_waiting.py [--data DIR] [--before DIR] [--http] [--quick]
 
-The server of bench_network.py answers at once, or after 50 ms. It runs on the same cores, and its own processor time is
-measured too. Photographs are read, one object each, from an S3 bucket (with `--http`, from a web server) and made into
+The server of bench_network.py answers at once, or after 50 ms, or at once but for stragglers: 1 % of the answers take
+200 ms. It runs on the same cores, and its own processor time is measured too. Photographs are read, one object each, from an S3 bucket (with `--http`, from a web server) and made into
 crops, as in bench_network.py.
 
 In each round, every case has its turn in random order, in a fresh process. A turn has two parts of `--seconds`: the
@@ -33,7 +33,8 @@ from turns import cpu_seconds
 
 from mpload.memory.monitor import MemoryMonitor
 
-DELAYS_MS = (0, 50)
+AT_ONCE = Delays()
+DELAYS = {"none": AT_ONCE, "50 ms": Delays(delay_ms=50), "stragglers": Delays(slow_fraction=0.01, slow_ms=200)}
 HERE = Path(__file__).parents[1]
 OURS = ENTRIES[0]
 
@@ -42,7 +43,7 @@ OURS = ENTRIES[0]
 class Case:
     """One way to run mpload."""
 
-    delay_ms: int
+    delays: Delays
     num_workers: int
     tree: Path
     """The folder of the version that runs."""
@@ -63,6 +64,8 @@ class Results:
     peak_pss_bytes: list[int] = field(default_factory=list)
     num_threads: list[int] = field(default_factory=list)
     """Threads of the loader's processes at the end."""
+    requests: list[float] = field(default_factory=list)
+    """Requests per image in the second part: late reads are made a second time."""
     most_waiting: list[int] = field(default_factory=list)
     """The largest number of requests that waited for their answers at the same time, in the second part."""
 
@@ -89,6 +92,7 @@ def turn(case: Case, results: Results, entry: Entry, server: ObjectServer, data:
         results.server_cpu_us.append(1e6 * server_cpu / counts.requests)
         results.peak_pss_bytes.append(monitor.peak.pss_bytes)
         results.num_threads.append(num_threads)
+        results.requests.append(counts.requests / found["num_samples"])
         results.most_waiting.append(counts.most_waiting)
 
 
@@ -107,6 +111,7 @@ def figures_of(results: Results, undelayed: Results) -> dict[str, Any]:
         "server_cpu_us_per_request": round(statistics.median(results.server_cpu_us), 1),
         "peak_pss_bytes": round(statistics.median(results.peak_pss_bytes)),
         "num_threads": round(statistics.median(results.num_threads)),
+        "requests_per_image": round(statistics.median(results.requests), 4),
         "most_requests_waiting": round(statistics.median(results.most_waiting)),
     }
 
@@ -117,6 +122,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, help="folder that keeps the photographs; default: a temporary one")
     parser.add_argument("--before", type=Path, help="folder of another version, which takes turns with this one")
     parser.add_argument("--http", action="store_true", help="read from a web server, not from a bucket")
+    parser.add_argument("--delays", nargs="+", choices=[*DELAYS][1:], default=[*DELAYS][1:])
     parser.add_argument("--workers", type=int, nargs="+", default=[2, 8])
     parser.add_argument("--num-images", type=int, default=4000)
     parser.add_argument("--rounds", type=int, default=5)
@@ -127,10 +133,10 @@ def main() -> None:
     entry = replace(OURS, name="mpload, http") if arguments.http else OURS
     trees = [HERE] if arguments.before is None else [HERE, arguments.before.absolute()]
     cases = [
-        Case(delay_ms=delay_ms, num_workers=num_workers, tree=tree)
+        Case(delays=DELAYS[name], num_workers=num_workers, tree=tree)
         for num_workers in arguments.workers
         for tree in trees
-        for delay_ms in DELAYS_MS
+        for name in ["none", *arguments.delays]
     ]
     with ExitStack() as stack:
         data = (arguments.data or Path(stack.enter_context(tempfile.TemporaryDirectory()))).absolute()
@@ -139,18 +145,20 @@ def main() -> None:
         prepare([OURS], None, data, arguments.num_images)
         program = compile_server(data)
         servers = {
-            delay_ms: stack.enter_context(serving(data, Delays(delay_ms=delay_ms), program=program))
-            for delay_ms in DELAYS_MS
+            delays: stack.enter_context(serving(data, delays, program=program))
+            for delays in {case.delays: None for case in cases}
         }
         found = {case: Results() for case in cases}
         for number in range(arguments.rounds):
             for case in random.Random(number).sample(cases, len(cases)):
-                turn(case, found[case], entry, servers[case.delay_ms], data, arguments.seconds)
+                turn(case, found[case], entry, servers[case.delays], data, arguments.seconds)
     digests = {tree: code_digest() if tree == HERE else "before" for tree in trees}
     for case, results in found.items():
-        undelayed = found[Case(delay_ms=0, num_workers=case.num_workers, tree=case.tree)]
+        undelayed = found[replace(case, delays=AT_ONCE)]
         described = {
-            "delay_ms": case.delay_ms,
+            "delay_ms": case.delays.delay_ms,
+            "slow_fraction": case.delays.slow_fraction,
+            "slow_ms": case.delays.slow_ms,
             "num_workers": case.num_workers,
             "batch_size": BATCH_SIZE,
             **({"scheme": "http"} if arguments.http else {}),

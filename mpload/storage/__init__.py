@@ -21,6 +21,7 @@ notices          what is said while requests to a server are repeated
 servers          what a process knows about a server, and when to repeat a request
 quick_reads      reads what is as usual through libcurl, without a thread for each request
 transfers        makes many requests at once in one thread, through libcurl
+waiters          the threads that wait for answers from a network
 web              makes requests to http and https URLs, and copes with all that is unusual
 proxies          the proxy that the environment names for a URL
 server_urls      URLs of servers of mpload, and their token

@@ -12,6 +12,7 @@ from mpload.storage.in_flight import InFlight
 from mpload.storage.latencies import Latencies
 from mpload.storage.protocols import RemoteReads
 from mpload.storage.read_threads import ReadThreads
+from mpload.storage.waiters import WAITERS
 
 __all__ = ["MAX_HEDGED_SHARE", "MAX_OWED", "Hedging"]
 
@@ -88,13 +89,16 @@ class Hedging:
 
     def wait(self, fetch: Fetch, room_bytes: int) -> None:
         """Wait for a read that has begun, and hedge it when it is late."""
-        while not fetch.wait(self._seconds_until_late(fetch)):
-            late_ns = self._latencies.late_ns(fetch.item.length_bytes)
-            if not fetch.began_ns:
-                self._threads.start(self._threads.num_started + 1)  # all others hang
-            elif late_ns is not None and self._clock_ns() - fetch.began_ns >= late_ns:
-                is_very_late = self._clock_ns() - fetch.began_ns >= late_ns + _RETRY_SECONDS * 1e9
-                self._hedge(fetch, room_bytes, max_owed=MAX_OWED if is_very_late else 0)
+        if fetch.wait(0):
+            return
+        with WAITERS.waiting():
+            while not fetch.wait(self._seconds_until_late(fetch)):
+                late_ns = self._latencies.late_ns(fetch.item.length_bytes)
+                if not fetch.began_ns:
+                    self._threads.start(self._threads.num_started + 1)  # all others hang
+                elif late_ns is not None and self._clock_ns() - fetch.began_ns >= late_ns:
+                    is_very_late = self._clock_ns() - fetch.began_ns >= late_ns + _RETRY_SECONDS * 1e9
+                    self._hedge(fetch, room_bytes, max_owed=MAX_OWED if is_very_late else 0)
 
     @property
     def running(self) -> list[Fetch]:

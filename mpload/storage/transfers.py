@@ -2,6 +2,7 @@
 
 import atexit
 import os
+import select
 import selectors
 import socket
 import ssl
@@ -15,6 +16,7 @@ from typing import Any, ClassVar
 
 import pycurl
 
+from mpload.storage.waiters import WAITERS
 from mpload.units import KIB
 
 __all__ = ["Answer", "Transfers"]
@@ -28,6 +30,8 @@ _MAX_IDLE = 128  # connections that are kept
 _MAX_IDLE_SECONDS = 60
 _MAX_HANDLES = 128
 _ERRORS_OF_REQUEST = (pycurl.error, ValueError)  # such as for a URL that is none
+_GATHERED_MS = 8
+"""While no thread waits, answers gather for so long. Each that came alone would wake the thread."""
 _EXIT_SECONDS = 1.0
 _RETRY_SECONDS = 5.0
 _QUICK_EXIT = 322  # CURLOPT_QUICK_EXIT: do not wait for DNS at the end. pycurl has no name for it
@@ -85,6 +89,8 @@ class _Handle:
 class Transfers:
     """A thread that makes requests. Threads that each wait for one request would take more processor time.
 
+    While no thread of the process waits (`WAITERS`), new requests and answers gather for a few milliseconds.
+
     Use `of_process`, so that all clients share the thread and its connections.
 
     Process: for the process in which it was made. Any thread may use it.
@@ -100,6 +106,9 @@ class Transfers:
         self._woken.setblocking(False)
         self._waker.setblocking(False)
         self._sockets.register(self._woken, selectors.EVENT_READ)
+        self._calls = select.poll()
+        self._calls.register(self._woken, select.POLLIN)
+        self._is_gathering = False
         self._due = float("inf")  # when libcurl wants to be called, by the monotonic clock
         self._new = deque[_Request]()
         self._idle = list[_Handle]()
@@ -150,7 +159,7 @@ class Transfers:
             url=url, headers=headers, max_bytes=max_bytes, until=until, connect_seconds=connect_seconds, done=done
         )
         self._new.append(request)
-        if threading.get_ident() != self._thread.ident:
+        if not self._is_gathering and threading.get_ident() != self._thread.ident:
             self._wake()
         if self._is_ended:
             with suppress(ValueError):  # the thread has taken it
@@ -184,6 +193,7 @@ class Transfers:
                     _pass_on(request, 0)
 
     def _run(self) -> None:
+        may_gather = False
         while not self._is_ended:
             self._start_new()
             now = time.monotonic()
@@ -192,6 +202,11 @@ class Transfers:
                 self._multi.socket_action(pycurl.SOCKET_TIMEOUT, 0)
                 self._finish()
                 continue
+            if may_gather and self._running and not WAITERS and not self._sockets.select(0):
+                self._gather()
+                may_gather = False
+                continue
+            may_gather = True  # when what comes next has been dealt with, as large answers are in several parts
             for key, events in self._sockets.select(None if self._due == float("inf") else self._due - now):
                 if key.fileobj is self._woken:
                     with suppress(OSError):
@@ -201,6 +216,14 @@ class Transfers:
                     writable = pycurl.CSELECT_OUT if events & selectors.EVENT_WRITE else 0
                     self._multi.socket_action(key.fd, readable | writable)
             self._finish()
+
+    def _gather(self) -> None:
+        """Let new requests and answers gather, until a thread waits for one."""
+        with WAITERS.called(self._wake):
+            self._is_gathering = True  # a request that does not see this wakes the thread
+            if not WAITERS:  # one that waits from now on wakes the thread
+                self._calls.poll(_GATHERED_MS)
+            self._is_gathering = False
 
     def _start_new(self) -> None:
         while self._new:

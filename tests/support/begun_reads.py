@@ -10,6 +10,7 @@ from mpload.storage.object_facts import unseen
 from mpload.storage.quick_reads import QuickReads
 from mpload.storage.ranges import ByteRange
 from mpload.storage.remote import RemoteObjects, RemoteStorage
+from mpload.storage.waiters import WAITERS
 from tests.support.raw_server import Answer, head, raw_server
 
 __all__ = ["LIMITS", "WAIT_SECONDS", "Paths", "objects_at", "quick_reads_of", "read_begun", "usual"]
@@ -33,7 +34,8 @@ def _read_begun(objects: RemoteObjects, item: ByteRange) -> bytes:
 
     if not objects.begin(item, lambda: True, ended):
         return objects.read_wanted(item, lambda: True)
-    assert is_over.wait(WAIT_SECONDS)
+    with WAITERS.waiting():
+        assert is_over.wait(WAIT_SECONDS)
     ((data, rest),) = found
     assert (data is None) == (rest is not None)
     return rest() if rest is not None else data or b""
