@@ -3,8 +3,8 @@
     python benchmarks/bench_waiting.py [--data DIR] [--before DIR] [--http] [--quick]
 
 The server of bench_network.py answers at once, or after 50 ms, or at once but for stragglers: 1 % of the answers take
-200 ms. It runs on the same cores, and its own processor time is measured too. Photographs are read, one object each, from an S3 bucket (with `--http`, from a web server) and made into
-crops, as in bench_network.py.
+200 ms. It runs on the same cores, and its own processor time is measured too. Photographs are read, one object each,
+from an S3 bucket (with `--http`, from a web server) and made into crops, as in bench_network.py.
 
 In each round, every case has its turn in random order, in a fresh process. A turn has two parts of `--seconds`: the
 first begins with the first request for a batch, so it includes the start of the workers; the second begins later, when

@@ -32,6 +32,9 @@ _MAX_HANDLES = 128
 _ERRORS_OF_REQUEST = (pycurl.error, ValueError)  # such as for a URL that is none
 _GATHERED_MS = 8
 """While no thread waits, answers gather for so long. Each that came alone would wake the thread."""
+_LARGE_BYTES = 256 * KIB
+"""Larger answers do not gather."""
+_MEAN_OF = 8
 _EXIT_SECONDS = 1.0
 _RETRY_SECONDS = 5.0
 _QUICK_EXIT = 322  # CURLOPT_QUICK_EXIT: do not wait for DNS at the end. pycurl has no name for it
@@ -89,7 +92,8 @@ class _Handle:
 class Transfers:
     """A thread that makes requests. Threads that each wait for one request would take more processor time.
 
-    While no thread of the process waits (`WAITERS`), new requests and answers gather for a few milliseconds.
+    While no thread of the process waits (`WAITERS`), new requests and answers gather for 8 ms, and so do the steps in
+    which a connection is made. Large answers do not: taking them one by one costs little, and few fit into memory.
 
     Use `of_process`, so that all clients share the thread and its connections.
 
@@ -109,6 +113,7 @@ class Transfers:
         self._calls = select.poll()
         self._calls.register(self._woken, select.POLLIN)
         self._is_gathering = False
+        self._mean_bytes = 0.0  # of about the latest `_MEAN_OF` answers
         self._due = float("inf")  # when libcurl wants to be called, by the monotonic clock
         self._new = deque[_Request]()
         self._idle = list[_Handle]()
@@ -202,7 +207,7 @@ class Transfers:
                 self._multi.socket_action(pycurl.SOCKET_TIMEOUT, 0)
                 self._finish()
                 continue
-            if may_gather and self._running and not WAITERS and not self._sockets.select(0):
+            if may_gather and self._gathers() and not self._sockets.select(0):
                 self._gather()
                 may_gather = False
                 continue
@@ -216,6 +221,9 @@ class Transfers:
                     writable = pycurl.CSELECT_OUT if events & selectors.EVENT_WRITE else 0
                     self._multi.socket_action(key.fd, readable | writable)
             self._finish()
+
+    def _gathers(self) -> bool:
+        return bool(self._running) and not WAITERS and self._mean_bytes < _LARGE_BYTES
 
     def _gather(self) -> None:
         """Let new requests and answers gather, until a thread waits for one."""
@@ -256,6 +264,8 @@ class Transfers:
         if code == pycurl.E_FILESIZE_EXCEEDED:
             handle.parts.clear()
             result = handle.answer()  # its status and its headers still say something
+        if isinstance(result, Answer):
+            self._mean_bytes += (len(result.body) - self._mean_bytes) / _MEAN_OF
         self._multi.remove_handle(curl)
         del self._running[curl]
         handle.clear()

@@ -27,8 +27,8 @@ class Waiters:
     def waiting(self) -> Iterator[None]:
         """Inside the block, this thread waits for an answer."""
         thread = threading.get_ident()
-        self._threads.add(thread)
         try:
+            self._threads.add(thread)
             for hurry in tuple(self._receivers):
                 hurry()
             yield

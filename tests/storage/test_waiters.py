@@ -67,7 +67,7 @@ def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Held, Transfers, str
             held.begin(url, "/a")
             assert held.requested.get(timeout=WAIT_SECONDS) == "/a"
         ours._wake()
-        while not ours._is_gathering:
+        while ours._sockets.select(0) or not ours._is_gathering:  # in this order: it may have gathered before
             time.sleep(0.01)
         yield held, ours, url
         ours.end()
@@ -114,8 +114,30 @@ def test_a_sample_that_is_requested_is_waited_for(monkeypatch: pytest.MonkeyPatc
         reading.start()
         reading.join(WAIT_SECONDS)
         assert found == [f"/{number}.bin".encode() for number in wanted]
+    monkeypatch.undo()
     with WAITERS.waiting():  # what still gathers, such as a late read that was made a second time
         pass
+
+
+def test_nothing_gathers_if_a_thread_waits_since_a_moment_ago(held: tuple[Held, Transfers, str]) -> None:
+    _, ours, _ = held
+    with WAITERS.waiting():
+        gathering = threading.Thread(target=ours._gather, daemon=True)
+        gathering.start()
+        gathering.join(WAIT_SECONDS)
+        assert not gathering.is_alive()
+
+
+def test_large_answers_do_not_gather(held: tuple[Held, Transfers, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    server, ours, url = held
+    monkeypatch.setattr(transfers, "_LARGE_BYTES", 0.1)
+    with WAITERS.waiting():
+        server.answer("/a")
+        assert server.next_answer() == b"/a"
+    assert not ours._is_gathering
+    server.answer("/b")
+    server.begin(url, "/b")
+    assert server.next_answer() == b"/b"
 
 
 def test_each_thread_that_begins_to_wait_calls_those_who_receive() -> None:
