@@ -19,7 +19,8 @@ _THREAD_FACTOR = 1.125
 _WEIGHT = 1 / 64
 _MAX_RISE = 8
 _SAMPLES_BETWEEN = 16
-_LEAST_SPARE_NS = 16_000_000
+_MOST_SPARE_NS = 100_000_000
+"""Samples are not read further ahead because of late answers than this, or than one request takes."""
 
 
 class DepthByWaits:
@@ -94,7 +95,7 @@ class DepthByLatency:
         latency_ns = max(latencies.short_ns, min(latencies.mean_ns, most_ns))
         most_threads = min(self._max_threads, max(_SECOND_REMOTE_DEPTH, _MAX_GROWTH * self.num_threads))
         self.num_threads = min(most_threads, _SPARE_THREADS + ceil(_THREAD_FACTOR * latency_ns / use_ns))
-        late_ns = min(latencies.any_late_ns, max(_LEAST_SPARE_NS, latency_ns))
+        late_ns = min(latencies.any_late_ns, max(_MOST_SPARE_NS, latency_ns))
         most_samples = min(_MAX_DEPTH, max(_SECOND_REMOTE_DEPTH, _MAX_GROWTH * self.depth))
         self.depth = min(most_samples, _SPARE_SAMPLES + ceil((latency_ns + late_ns) / use_ns))
 

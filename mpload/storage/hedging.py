@@ -92,13 +92,19 @@ class Hedging:
         if fetch.wait(0):
             return
         with WAITERS.waiting():
+            self._hedge_if_late(fetch, room_bytes)
             while not fetch.wait(self._seconds_until_late(fetch)):
-                late_ns = self._latencies.late_ns(fetch.item.length_bytes)
                 if not fetch.began_ns:
                     self._threads.start(self._threads.num_started + 1)  # all others hang
-                elif late_ns is not None and self._clock_ns() - fetch.began_ns >= late_ns:
-                    is_very_late = self._clock_ns() - fetch.began_ns >= late_ns + _RETRY_SECONDS * 1e9
-                    self._hedge(fetch, room_bytes, max_owed=MAX_OWED if is_very_late else 0)
+                self._hedge_if_late(fetch, room_bytes)
+
+    def _hedge_if_late(self, fetch: Fetch, room_bytes: int) -> None:
+        late_ns = self._latencies.late_ns(fetch.item.length_bytes)
+        if not fetch.began_ns or late_ns is None:
+            return
+        late_by_ns = self._clock_ns() - fetch.began_ns - late_ns
+        if late_by_ns >= 0:
+            self._hedge(fetch, room_bytes, max_owed=MAX_OWED if late_by_ns >= _RETRY_SECONDS * 1e9 else 0)
 
     @property
     def running(self) -> list[Fetch]:

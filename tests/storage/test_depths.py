@@ -15,7 +15,9 @@ class Clock:
         return self.now_ns
 
 
-def after(num_samples: int, *, latency_ms: float, use_ms: float, first_use_ms: float = 0.0) -> list[tuple[int, int]]:
+def after(
+    num_samples: int, *, latency_ms: float, use_ms: float, first_use_ms: float = 0.0, tenth_latency_ms: float = 0.0
+) -> list[tuple[int, int]]:
     """Return depth and number of threads after each sample."""
     clock, latencies = Clock(), Latencies()
     uses = UseTimes(clock)
@@ -23,7 +25,7 @@ def after(num_samples: int, *, latency_ms: float, use_ms: float, first_use_ms: f
     found = []
     for number in range(num_samples):
         uses.asked()
-        latencies.add(round(latency_ms * MS), None)
+        latencies.add(round((tenth_latency_ms if number % 10 == 9 and tenth_latency_ms else latency_ms) * MS), None)
         depths.requested(is_late=False)
         uses.given(1)
         uses.begun()
@@ -53,3 +55,10 @@ def test_as_few_requests_as_suffice_are_made_at_once_of_a_server_that_answers_so
     depth, num_threads = after(200, latency_ms=0.2, use_ms=1)[-1]
     assert num_threads <= 6
     assert depth <= 32
+
+
+def test_samples_are_read_ahead_until_the_second_request_for_a_late_one_has_been_made() -> None:
+    depth, num_threads = after(400, latency_ms=10, tenth_latency_ms=20, use_ms=1)[-1]
+    assert 50 <= depth <= 100  # a request is late after 50 ms
+    assert num_threads <= 20
+    assert after(400, latency_ms=10, tenth_latency_ms=400, use_ms=1)[-1][0] <= 150

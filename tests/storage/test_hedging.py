@@ -123,6 +123,22 @@ def test_a_read_that_everything_waits_for_is_made_again_before_its_turn(monkeypa
     assert hedging.num_hedges == MAX_OWED
 
 
+def test_a_read_that_is_late_when_it_is_requested_is_made_again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mpload.storage.hedging._RETRY_SECONDS", 60)
+    latencies = Latencies()
+    hedging = Hedging(late_every(1), ReadThreads(max_threads=2), latencies, time.perf_counter_ns)
+    for _ in range(64):
+        latencies.add(1, None)
+        hedging.begun(Fetch(ByteRange("200")))
+    fetch = Fetch(ByteRange("300"))
+    fetch.num_wanting, fetch.began_ns = 1, time.perf_counter_ns() - 10**9
+    fetch.begin()
+    start = time.monotonic()
+    hedging.wait(fetch, 1000)
+    assert fetch.data == FILES["300"]
+    assert time.monotonic() - start < 30
+
+
 def test_nothing_is_made_again_while_the_server_fails() -> None:
     storage = late_every(100)
     storage.is_calm = False
