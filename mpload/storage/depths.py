@@ -20,7 +20,7 @@ _WEIGHT = 1 / 64
 _MAX_RISE = 8
 _SAMPLES_BETWEEN = 16
 _MOST_SPARE_NS = 100_000_000
-"""Samples are not read further ahead because of late answers than this, or than one request takes."""
+"""Because of late answers, samples are read ahead by at most this time, or by that of one request if it is longer."""
 
 
 class DepthByWaits:

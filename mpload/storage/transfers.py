@@ -31,9 +31,9 @@ _MAX_IDLE_SECONDS = 60
 _MAX_HANDLES = 128
 _ERRORS_OF_REQUEST = (pycurl.error, ValueError)  # such as for a URL that is none
 _GATHERED_MS = 8
-"""While no thread waits, answers gather for so long. Each that came alone would wake the thread."""
+"""While no thread waits, answers gather for this time, since each answer that is handled alone wakes the thread."""
 _LARGE_BYTES = 256 * KIB
-"""Larger answers do not gather."""
+"""Answers that are larger on average do not gather."""
 _MEAN_OF = 8
 _EXIT_SECONDS = 1.0
 _RETRY_SECONDS = 5.0
@@ -93,7 +93,7 @@ class Transfers:
     """A thread that makes requests. Threads that each wait for one request would take more processor time.
 
     While no thread of the process waits (`WAITERS`), new requests and answers gather for 8 ms, and so do the steps in
-    which a connection is made. Large answers do not: taking them one by one costs little, and few fit into memory.
+    which a connection is made. Large answers do not: handling one at a time costs little, and few fit into memory.
 
     Use `of_process`, so that all clients share the thread and its connections.
 
@@ -207,11 +207,11 @@ class Transfers:
                 self._multi.socket_action(pycurl.SOCKET_TIMEOUT, 0)
                 self._finish()
                 continue
-            if may_gather and self._gathers() and not self._sockets.select(0):
+            if may_gather and self._gathers() and not self._sockets.select(0):  # all that has come was handled
                 self._gather()
                 may_gather = False
                 continue
-            may_gather = True  # when what comes next has been dealt with, as large answers are in several parts
+            may_gather = True
             for key, events in self._sockets.select(None if self._due == float("inf") else self._due - now):
                 if key.fileobj is self._woken:
                     with suppress(OSError):

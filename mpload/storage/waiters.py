@@ -1,6 +1,6 @@
 """The threads of this process that wait for answers from a network.
 
-While there are none, whoever receives answers may let several come and take them together.
+If no thread waits, several answers can be handled together, which takes less processor time.
 """
 
 import os
@@ -15,7 +15,7 @@ class Waiters:
     """The threads that wait. Use `WAITERS`, so that those who wait and those who receive know of each other."""
 
     def __init__(self) -> None:
-        # Single operations on sets need no lock.
+        # Without a lock: a set is changed, and copied, in one step.
         self._threads = set[int]()
         self._receivers = set[Callable[[], None]]()
 
@@ -29,7 +29,7 @@ class Waiters:
         thread = threading.get_ident()
         try:
             self._threads.add(thread)
-            for hurry in tuple(self._receivers):
+            for hurry in self._receivers.copy():
                 hurry()
             yield
         finally:
