@@ -176,7 +176,9 @@ def test_importing_mpload_loads_nothing_heavy() -> None:
 def test_a_loader_imports_nothing_that_its_first_batch_does_not_need() -> None:
     loaded = loaded_by("from mpload import MPDataset, MPLoader, RandomResizedCrop")
     assert {"torch", "cv2"} <= loaded
-    assert loaded.isdisjoint({"albumentations", "jinja2", "matplotlib", "obstore", "pandas", "rich", "typer"})
+    assert loaded.isdisjoint(
+        {"albumentations", "jinja2", "matplotlib", "obstore", "pandas", "pyarrow", "rich", "typer"}
+    )
 
 
 @pytest.mark.processes
@@ -199,6 +201,6 @@ def test_no_test_module_imports_another() -> None:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("module", ["samples.pipeline", "index.index", "plan.order", "plan.plan"])
-def test_modules_that_workers_need_do_not_import_pyarrow(module: str) -> None:
+@pytest.mark.parametrize("module", ["samples.pipeline", "index.index", "index.opening", "plan.order", "plan.plan"])
+def test_modules_that_read_samples_do_not_import_pyarrow(module: str) -> None:
     assert "pyarrow" not in loaded_by(f"import mpload.{module}")

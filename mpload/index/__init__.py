@@ -9,7 +9,9 @@ text         the text format: header and lines, of indexes and plain lists
 label_lines  the lines of YOLO's label files, which are cells or files of an index
 scan         one fast pass over a text for the line offsets, the labels and a digest
 sidecar      finds, checks and publishes the sidecar, an Arrow file with the results of a scan
-sidecar_writing  writes it
+sidecar_metadata what it says of itself, and the checksum of that
+sidecar_writing  writes it; with pyarrow
+arrow_metadata   reads the metadata of an Arrow file; without pyarrow
 settling     waits until the modification time of a text will show any further change
 trusted      which files beside a text are trusted, where other users may write
 cache_folder where mpload's files are kept that cannot be beside a text
@@ -37,6 +39,7 @@ line_reader  finds and reads lines without the native module
 opening      open_index: opens the index at a path
 growth       recognises an index in one to which lines were appended
 blocks       consecutive samples with their columns as arrays, for passes over a whole index
+texts        texts as Arrow arrays
 where        conditions on the columns, parsed and never run as Python
 exact        compares integers with floats exactly
 selecting    Index.select: writes selected lines to a new index

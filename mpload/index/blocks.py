@@ -4,13 +4,12 @@ This is for passes over a whole index. Numbers are NumPy arrays. Texts are Arrow
 without making a Python object for each.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
 from mpload.errors import ArgumentError
@@ -21,13 +20,15 @@ from mpload.index.lookup import SidecarFile
 from mpload.index.parts import parts_of
 from mpload.units import MIB
 
-__all__ = ["Block", "Values", "binary_array", "blocks_of", "booleans_of", "values_of"]
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["Block", "Values", "blocks_of"]
 
 _BLOCK_ROWS = 1 << 16
 _BLOCK_BYTES = 8 * MIB
 _NEWLINE = 10
 _MAX_VALUES = 1 << 20
-_Number = TypeVar("_Number", bound=np.generic)
 
 
 class Block:
@@ -101,24 +102,22 @@ class Block:
 
     def texts(self, name: str) -> "pa.Array[Any]":
         """Return the cells of a column as Arrow's binary [n], without escapes."""
+        from mpload.index.texts import binary_array, binary_views  # noqa: PLC0415  it imports pyarrow
+
         column = [column.name for column in header_of(self.index).columns].index(name)
         cells = self.lines.cells[:, column]
         if (cells < 0).any():
             texts = [str(record.cells[column]) for record in self.lines.records()]
             return binary_array([text.encode("utf-8", "surrogateescape") for text in texts])
-        # An array with one item for each cell, and one for what is between two cells. It refers to the lines, without a
-        # copy. Every other item is then taken.
-        offsets = _buffer(cells.reshape(-1).astype(np.int32))
-        both = pa.Array.from_buffers(pa.binary(), 2 * len(cells) - 1, [None, offsets, pa.py_buffer(self.lines.data)])
-        return both.take(_int_array(np.arange(0, len(both), 2)))
+        return binary_views(self.lines.data, cells)
 
     def _floats(self, column: int) -> NDArray[np.float64]:
-        texts = self.texts(header_of(self.index).columns[column].name)
-        try:
-            values = texts.cast(pa.string()).cast(pa.float64())
-            return values_of(values, np.float64)
-        except pa.ArrowInvalid:  # a notation that only Python reads
+        from mpload.index.texts import floats_in  # noqa: PLC0415  it imports pyarrow
+
+        values = floats_in(self.texts(header_of(self.index).columns[column].name))
+        if values is None:  # a notation that only Python reads
             return np.array([record.cells[column] for record in self.lines.records()], np.float64)
+        return values
 
 
 def blocks_of(index: Index) -> Iterator[Block]:
@@ -178,35 +177,7 @@ def _codes_of(block: Block, column: str) -> tuple[NDArray[Any], list[object] | N
     kinds = {each.name: each.type for each in block.index.columns}
     if kinds[column] is ColumnType.INT:
         return block.numbers(column), None
-    encoded = block.texts(column).dictionary_encode()
-    return values_of(encoded.indices, np.int32), encoded.dictionary.to_pylist()
 
+    from mpload.index.texts import numbered  # noqa: PLC0415  it imports pyarrow
 
-def binary_array(texts: Sequence[bytes]) -> "pa.Array[Any]":
-    """Return texts as an Arrow array; `pa.array` would import pandas."""
-    ends = np.cumsum([0, *map(len, texts)], dtype=np.int64).astype(np.int32)
-    return pa.Array.from_buffers(pa.binary(), len(texts), [None, _buffer(ends), pa.py_buffer(b"".join(texts))])
-
-
-def booleans_of(array: "pa.Array[Any]") -> NDArray[np.bool_]:
-    """Return Arrow's bool [n] as a NumPy array."""
-    bits = np.frombuffer(_buffer_of(array), np.uint8)
-    return np.unpackbits(bits, count=array.offset + len(array), bitorder="little")[array.offset :].view(np.bool_)
-
-
-def values_of(array: "pa.Array[Any]", dtype: type[_Number]) -> NDArray[_Number]:
-    """Return Arrow's numbers [n] as a NumPy array."""
-    return np.frombuffer(_buffer_of(array), dtype)[array.offset : array.offset + len(array)]
-
-
-def _buffer_of(array: "pa.Array[Any]") -> memoryview:
-    buffer = array.buffers()[1]
-    return memoryview(b"" if buffer is None else buffer)
-
-
-def _int_array(values: NDArray[np.int64]) -> "pa.Array[Any]":
-    return pa.Array.from_buffers(pa.int64(), len(values), [None, _buffer(values)])
-
-
-def _buffer(values: NDArray[Any]) -> pa.Buffer:
-    return pa.py_buffer(values.data)
+    return numbered(block.texts(column))

@@ -12,7 +12,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from mpload.index.sidecar_writing import TextStamp
+from mpload.index.sidecar_metadata import TextStamp
 
 __all__ = ["settled_stamp"]
 

@@ -17,18 +17,16 @@ import operator
 import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import BinaryIO
-
-import pyarrow as pa
 
 from mpload.errors import MploadError, SidecarError
+from mpload.index.arrow_metadata import arrow_metadata
 from mpload.index.columns import format_columns
 from mpload.index.derived import derived_name, derived_paths, machine_lock
 from mpload.index.lookup import BATCH_ROWS, BatchOffsets, SidecarFile, SidecarLayout
 from mpload.index.open_file import raise_if_limited
 from mpload.index.scan import Scan
 from mpload.index.settling import settled_stamp
-from mpload.index.sidecar_writing import (
+from mpload.index.sidecar_metadata import (
     LABEL_KEY,
     SIDECAR_VERSION,
     TOTALS_KEY,
@@ -38,7 +36,6 @@ from mpload.index.sidecar_writing import (
     check_of,
     seed_of,
     unlike_before,
-    write_sidecar,
 )
 from mpload.index.text import MAX_LINE_BYTES, Header
 from mpload.index.trusted import check_trusted, places_to_write
@@ -48,8 +45,6 @@ from mpload.units import MIB
 __all__ = ["SIDECAR_VERSION", "Progress", "TextStamp", "ensure_sidecar", "find_sidecar", "rewrite_sidecar", "stamp_in"]
 
 _LOCK_SECONDS = 3600.0
-_ARROW, _END_BYTES = b"ARROW1\0\0", 10
-"""The first bytes of an Arrow file, and the size of its end: the footer's length, then six of the same bytes."""
 _SMALL_BYTES = 4 * MIB
 """A sidecar of up to this size is verified when opened, within a few milliseconds. Larger ones are verified as read."""
 
@@ -127,6 +122,8 @@ def _publish(text: Path, header: Header, contents: Callable[[], _Contents], prog
     is_full = False
     for path in places_to_write(_candidates(text), text):
         try:
+            from mpload.index.sidecar_writing import write_sidecar  # noqa: PLC0415  it imports pyarrow
+
             with unfinished_file(path) as unfinished:
                 write_sidecar(unfinished, header, stamp, *contents(), progress)
                 if TextStamp.of(text) != stamp:
@@ -158,28 +155,10 @@ def _locate(path: Path, text: Path, header: Header) -> SidecarLayout:
         _check_boundaries(layout, text, header)
     except FileNotFoundError:
         raise
-    except (pa.ArrowException, OSError, LookupError, ValueError, TypeError, AttributeError, OverflowError) as error:
+    except (OSError, LookupError, ValueError, TypeError, AttributeError, OverflowError) as error:
         raise_if_limited(path, error)
         raise SidecarError(f"{path}: is not a sidecar, or is damaged: {error}. It is rebuilt from the text") from error
     return layout
-
-
-def _footer(file: BinaryIO) -> pa.BufferReader:
-    """Return the end of an Arrow file, which is all that Arrow needs to read the schema.
-
-    No more is read than the size of the file, which is 0 for a device.
-
-    If given the file itself, Arrow would read it by threads of its own. A process that may fork should not have these,
-    and with pyarrow 17 they abort a process that exits soon afterwards.
-    """
-    num_bytes = os.fstat(file.fileno()).st_size
-    file.seek(max(0, num_bytes - _END_BYTES))
-    end = file.read(_END_BYTES)
-    footer_bytes = int.from_bytes(end[:4], "little")
-    if len(end) != _END_BYTES or footer_bytes > num_bytes - _END_BYTES:
-        raise ValueError("it is truncated")
-    file.seek(num_bytes - _END_BYTES - footer_bytes)
-    return pa.BufferReader(_ARROW + file.read(footer_bytes + _END_BYTES))
 
 
 def stamp_in(path: Path) -> TextStamp:
@@ -190,13 +169,13 @@ def stamp_in(path: Path) -> TextStamp:
     """
     try:
         return TextStamp(**json.loads(_metadata(path)[b"mpload.text"]))
-    except (pa.ArrowException, OSError, LookupError, ValueError, TypeError) as error:
+    except (OSError, LookupError, ValueError, TypeError) as error:
         raise SidecarError(f"{path}: is not a sidecar, or is damaged: {error}") from error
 
 
 def _metadata(path: Path) -> dict[bytes, bytes]:
     with open(path, "rb", opener=_open_at_once) as file:
-        return dict(pa.ipc.open_file(_footer(file)).schema.metadata or {})
+        return arrow_metadata(file)
 
 
 def _read(path: Path, text: Path, header: Header) -> SidecarLayout:
@@ -225,7 +204,7 @@ def _read(path: Path, text: Path, header: Header) -> SidecarLayout:
 
 
 def _open_at_once(path: str, flags: int) -> int:
-    """Open a file, but do not block if it is a FIFO. Arrow then fails, as a FIFO is not an Arrow file."""
+    """Open a file, but do not block if it is a FIFO, which is no Arrow file."""
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 

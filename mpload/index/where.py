@@ -19,10 +19,11 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from mpload.errors import ArgumentError
-from mpload.index.blocks import Block, binary_array, booleans_of
+from mpload.index.blocks import Block
 from mpload.index.columns import ColumnType, format_columns
 from mpload.index.exact import DIVIDED, compared, divided, floats_of
 from mpload.index.index import Index, header_of
+from mpload.index.texts import binary_array, booleans_of
 
 __all__ = ["Condition", "parse_condition"]
 

@@ -30,7 +30,7 @@ _MAX_IDLE = 128  # connections that are kept
 _MAX_IDLE_SECONDS = 60
 _MAX_HANDLES = 128
 _ERRORS_OF_REQUEST = (pycurl.error, ValueError)  # such as for a URL that is none
-_GATHERED_MS = 8
+_GATHERED_MS = 16
 """While no thread waits, answers gather for this time, since each answer that is handled alone wakes the thread."""
 _LARGE_BYTES = 256 * KIB
 """Answers that are larger on average do not gather."""
@@ -92,7 +92,7 @@ class _Handle:
 class Transfers:
     """A thread that makes requests. Threads that each wait for one request would take more processor time.
 
-    While no thread of the process waits (`WAITERS`), new requests and answers gather for 8 ms, and so do the steps in
+    While no thread of the process waits (`WAITERS`), new requests and answers gather for 16 ms, and so do the steps in
     which a connection is made. Large answers do not: handling one at a time costs little, and few fit into memory.
 
     Use `of_process`, so that all clients share the thread and its connections.

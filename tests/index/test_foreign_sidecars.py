@@ -13,7 +13,7 @@ import pytest
 
 from mpload import open_index
 from mpload.errors import SidecarError
-from mpload.index import sidecar
+from mpload.index import sidecar_writing
 from mpload.index.index import header_of, sidecar_of
 from mpload.index.lookup import SidecarFile
 from mpload.index.sidecar import rewrite_sidecar
@@ -226,7 +226,7 @@ def test_a_sidecar_is_written_to_the_cache_folder_if_the_disk_of_the_index_is_fu
     text = text_in(tmp_path / "full", mode=0o755)
     cache, full = tmp_path / "cache", {"full"}
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
-    monkeypatch.setattr(sidecar, "write_sidecar", write)
+    monkeypatch.setattr(sidecar_writing, "write_sidecar", write)
     index = open_index(text)
     assert (len(index), index.labels[:].tolist()) == (20, LABELS)
     assert sidecar_of(index).path.is_relative_to(cache)

@@ -283,8 +283,9 @@ def test_a_limit_of_open_files_is_named_and_leaves_the_sidecar(tmp_path: Path) -
     ran = run_script(
         """
         import os, resource, sys
+        import mpload.index.sidecar_writing  # what is needed must have been imported
         from mpload import StorageError, open_index
-        open_index(sys.argv[1])  # imports what it needs
+        open_index(sys.argv[1])
         hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         while (last := os.dup(0)) < 40:  # fills the gaps
             pass

@@ -30,7 +30,7 @@ def run_as_nobody(code: str, *arguments: Path, warm_up: Path) -> str:
     The index `warm_up` is opened first, so that all imports happen before permissions are dropped.
     """
     preamble = (
-        f"import os, sys, mpload\nmpload.open_index({str(warm_up)!r})[0]\n"
+        f"import os, sys, mpload, mpload.index.sidecar_writing\nmpload.open_index({str(warm_up)!r})[0]\n"
         "if os.getuid() == 0: os.setgid(65534); os.setuid(65534)\n"
     )
     ran = subprocess.run(
