@@ -11,10 +11,12 @@ others shards of 8 MB that hold photographs; see the notes in ENTRIES. Nothing i
 
 The contestants of a column take turns in random order, each in a process of its own, which waits while the others run.
 A turn starts with batches that are not timed, as many as a loader may have made ahead; then batches are counted for
-`--seconds`. Before the first turn, shapes, dtypes, labels and means are checked. The server's requests and bytes, the
-CPU time, and the peak PSS of the process tree are those of all turns. Each peer has a virtual environment under
-`--environments`, as in bench_peers.py. A peer that fails is listed with the reason. `--quick` runs only contestants
-whose packages mpload itself needs. Records: benchmarks/records/network.jsonl.
+`--seconds`. Before the first turn, shapes, dtypes, labels and means are checked. The server's requests and bytes and
+the CPU time are those of all turns. Memory is the peak PSS of the process tree in one more turn, in which the
+contestant is alone: PSS counts only a part of each page that others use too, and some contestants use the same
+libraries. Each peer has a virtual environment under `--environments`, as in bench_peers.py. A peer that fails is listed
+with the reason. `--quick` runs only contestants whose packages mpload itself needs.
+Records: benchmarks/records/network.jsonl.
 """
 
 import argparse
@@ -105,17 +107,10 @@ class Racer:
     bytes: list[float] = field(default_factory=list)
     most_waiting: int = 0
     """The largest number of requests that waited for their answers at the same time."""
-    peak_pss_bytes: int = 0
-
-    def window(self, num_discarded: int, seconds: float) -> dict[str, Any]:
-        with MemoryMonitor(self.running.process.pid, interval_seconds=0.1) as monitor:
-            found = self.running.ask(f"{num_discarded} {seconds}")
-        self.peak_pss_bytes = max(self.peak_pss_bytes, monitor.peak.pss_bytes)
-        return found
 
     def turn(self, server: ObjectServer, column: Column, seconds: float) -> None:
         before, cpu_before = server.counts(), cpu_seconds(self.running.process.pid)
-        found = self.window(column.num_discarded, seconds)
+        found = self.running.ask(f"{column.num_discarded} {seconds}")
         counts: Counts = server.counts().since(before)
         num_images = column.num_discarded * BATCH_SIZE + found["num_samples"]
         self.rates.append(found["num_samples"] / found["seconds"])
@@ -140,31 +135,26 @@ def check(looked: dict[str, Any], ours: dict[str, Any]) -> None:
         raise CannotRunError(f"not the same work as the others: {'; '.join(faults)}")
 
 
+def start(stack: ExitStack, entry: Entry, python: Path, data: Path, server: ObjectServer, column: Column) -> Running:
+    """Start a contestant, which ends with `stack`."""
+    variables = server.s3_environment() | {"OBJECTS_URL": server.url, "S3_ENDPOINT_URL": server.url}
+    return stack.enter_context(
+        running(entry, python, data, "uint8", column.num_workers, program="peers.windows", variables=variables)
+    )
+
+
 def race(
     able: dict[Entry, Path], data: Path, server: ObjectServer, column: Column, *, rounds: int, seconds: float
 ) -> tuple[list[Racer], dict[Entry, str]]:
     """Let the contestants take turns; return them with their results, and the reason for each that failed."""
-    variables = server.s3_environment() | {"OBJECTS_URL": server.url, "S3_ENDPOINT_URL": server.url}
     unable: dict[Entry, str] = {}
     racers: list[Racer] = []
     with ExitStack() as stack:
         for entry, python in able.items():
             with ExitStack() as attempt:  # ends the process if the contestant fails
-                racer = Racer(
-                    running=attempt.enter_context(
-                        running(
-                            entry,
-                            python,
-                            data,
-                            "uint8",
-                            column.num_workers,
-                            program="peers.windows",
-                            variables=variables,
-                        )
-                    )
-                )
+                racer = Racer(running=start(attempt, entry, python, data, server, column))
                 try:
-                    racer.first = racer.window(CHECKED_BATCHES, 0.1)
+                    racer.first = racer.running.ask(f"{CHECKED_BATCHES} 0.1")
                     check(racer.first["looked"], (racers or [racer])[0].first["looked"])
                 except CannotRunError as error:
                     unable[entry] = str(error)
@@ -181,8 +171,22 @@ def race(
     return racers, unable
 
 
+def peak_memory(entry: Entry, python: Path, data: Path, server: ObjectServer, column: Column, *, seconds: float) -> int:
+    """Return the peak PSS of a contestant's processes while no other contestant runs."""
+    with ExitStack() as stack:
+        alone = start(stack, entry, python, data, server, column)
+        with MemoryMonitor(alone.process.pid, interval_seconds=0.1) as monitor:
+            alone.ask(f"{CHECKED_BATCHES} {seconds}")
+    return monitor.peak.pss_bytes
+
+
 def rows(
-    racers: list[Racer], unable: dict[Entry, str], data: Path, name: str, num_images: int
+    racers: list[Racer],
+    memory: dict[Entry, int],
+    unable: dict[Entry, str],
+    data: Path,
+    name: str,
+    num_images: int,
 ) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
     """Yield the case and the figures of a record for each contestant."""
     column, code = COLUMNS[name], code_digest()
@@ -208,7 +212,7 @@ def rows(
                 "requests_per_image": round(statistics.median(racer.requests), 4),
                 "bytes_per_image": round(statistics.median(racer.bytes)),
                 "most_requests_waiting": racer.most_waiting,
-                "peak_pss_bytes": racer.peak_pss_bytes,
+                "peak_pss_bytes": memory[entry],
             },
         )
     for entry, reason in unable.items():
@@ -257,10 +261,13 @@ def main() -> None:
         for name in arguments.columns:
             print(name, flush=True)
             with serving(data, COLUMNS[name].delays, program=program) as server:
-                racers, failed = race(
-                    able, data, server, COLUMNS[name], rounds=arguments.rounds, seconds=arguments.seconds
-                )
-            for case, figures in rows(racers, unable | failed, data, name, num_images):
+                column, seconds = COLUMNS[name], arguments.seconds
+                racers, failed = race(able, data, server, column, rounds=arguments.rounds, seconds=seconds)
+                raced = [racer.running.entry for racer in racers]
+                memory = {
+                    entry: peak_memory(entry, able[entry], data, server, column, seconds=seconds) for entry in raced
+                }
+            for case, figures in rows(racers, memory, unable | failed, data, name, num_images):
                 rate = statistics.median(figures.get("images_per_second", [0]))
                 print(f"  {case['contestant']:40} {rate:8,.0f} images/s  {json.dumps(figures)}", flush=True)
                 if not arguments.no_record:

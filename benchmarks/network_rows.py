@@ -6,12 +6,12 @@ from records import Record, latest
 
 __all__ = ["network_header", "network_rows"]
 
-_MEMORY_COLUMN = "50 ms, 2 workers"
+_MEMORY_COLUMNS = ("50 ms, 2 workers", "50 ms, 8 workers")
 
 
 def network_header() -> list[str]:
-    """Return the columns that were recorded, and the one for memory."""
-    return ["images/s", *_columns(), f"peak memory in MB: {_MEMORY_COLUMN}"]
+    """Return the columns that were recorded, and those for memory."""
+    return ["images/s", *_columns(), *(f"peak memory in MB: {column}" for column in _MEMORY_COLUMNS)]
 
 
 def network_rows() -> list[list[str]]:
@@ -20,7 +20,11 @@ def network_rows() -> list[list[str]]:
     for record in latest("network", "contestant", "column"):
         by_name.setdefault(record["case"]["contestant"], {})[record["case"]["column"]] = record["figures"]
     rows = [
-        [name, *(_rate(found.get(column)) for column in _columns()), _megabytes(found.get(_MEMORY_COLUMN))]
+        [
+            name,
+            *(_rate(found.get(column)) for column in _columns()),
+            *(_megabytes(found.get(column)) for column in _MEMORY_COLUMNS),
+        ]
         for name, found in by_name.items()
     ]
     return sorted(rows, key=lambda row: -float(row[1].replace(",", "").replace("failed", "0").replace("-", "0")))

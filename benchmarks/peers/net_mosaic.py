@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from streaming import StreamingDataset
+from streaming.base.util import clean_stale_shared_memory
 from torch.utils.data import DataLoader
 
 from peers.crops import crop_with
@@ -42,6 +43,7 @@ class Photos(StreamingDataset):  # type: ignore[misc]
     def __init__(self, race: Race, library: str) -> None:
         local = race.data / "mds_local"
         shutil.rmtree(local, ignore_errors=True)
+        clean_stale_shared_memory()  # of an earlier process, which was killed
         super().__init__(
             remote="s3://mds",
             local=str(local),

@@ -1,8 +1,9 @@
-"""Makes the client that reads from a server, or a bucket."""
+"""Makes the client that reads from a server, or a bucket, and imports what it needs."""
 
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
+from importlib import import_module
 
 from mpload.errors import ArgumentError
 from mpload.storage.buckets import BucketClient, has_addresses, signing_may_wait
@@ -11,7 +12,14 @@ from mpload.storage.object_facts import Seen
 from mpload.storage.retrying import Client, RetryingClient
 from mpload.storage.servers import Limits, What
 
-__all__ = ["new_client"]
+__all__ = ["load_libraries", "new_client"]
+
+
+def load_libraries(url: str) -> None:
+    """Import what a client of this URL needs, so that processes that are forked from this one share it: 12 MB."""
+    for name in ("mpload.storage.web" if url.startswith("http") else "obstore.store", "mpload.storage.quick_reads"):
+        with suppress(ImportError):  # whoever reads gets the error
+            import_module(name)
 
 
 def new_client(

@@ -19,7 +19,7 @@ from mpload.storage.buckets import (
     list_level,
     refuse_leading_slashes,
 )
-from mpload.storage.clients import new_client
+from mpload.storage.clients import load_libraries, new_client
 from mpload.storage.first_seen import FirstSeen
 from mpload.storage.notices import Notices
 from mpload.storage.object_facts import ObjectFacts, unseen
@@ -148,7 +148,12 @@ class RemoteObjects:
         return [self._read(item, RetryingClient.fetch) for item in ranges]
 
     def share_files(self) -> None:
-        """Let all processes that are forked from this one read the same objects; see `SharingStorage`."""
+        """Let all processes that are forked from this one read the same objects; see `SharingStorage`.
+
+        They also share the memory of the libraries that reading takes.
+        """
+        if is_url(self._root):
+            load_libraries(self._root)
         with suppress(OSError):
             self._first_seen = FirstSeen()
 
