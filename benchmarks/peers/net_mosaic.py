@@ -51,6 +51,8 @@ class Photos(StreamingDataset):  # type: ignore[misc]
             shuffle_block_size=2000,
             batch_size=race.batch_size,
         )
+        for stream in self.streams:  # else forked workers share a connection, and get each other's shards
+            stream._downloader.clean_up()  # noqa: SLF001
         self.crop = crop_with(library, race.output)
 
     def __getitem__(self, number: int) -> Any:
