@@ -21,11 +21,13 @@ Records: benchmarks/records/network.jsonl.
 
 import argparse
 import json
+import math
 import random
 import statistics
 import sys
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,7 +38,8 @@ from object_server import Counts, Delays, ObjectServer, compile_server, serving
 from records import code_digest, write_record
 from turns import cpu_seconds
 
-from mpload.memory.monitor import MemoryMonitor
+from mpload.memory.process_tree import ProcessTree
+from mpload.memory.usage import sum_memory
 
 OBJECT_BYTES = range(24_000, 110_001)
 NUM_CLASSES = 10
@@ -173,11 +176,16 @@ def race(
 
 def peak_memory(entry: Entry, python: Path, data: Path, server: ObjectServer, column: Column, *, seconds: float) -> int:
     """Return the peak PSS of a contestant's processes while no other contestant runs."""
-    with ExitStack() as stack:
+    peak_bytes = 0
+    with ExitStack() as stack, ThreadPoolExecutor(1) as threads:
         alone = start(stack, entry, python, data, server, column)
-        with MemoryMonitor(alone.process.pid, interval_seconds=0.1) as monitor:
-            alone.ask(f"{CHECKED_BATCHES} {seconds}")
-    return monitor.peak.pss_bytes
+        tree = ProcessTree(alone.process.pid)
+        window = threads.submit(alone.ask, f"{CHECKED_BATCHES} {seconds}")
+        while not window.done():
+            wait([window], timeout=0.25)
+            peak_bytes = max(peak_bytes, sum_memory(tree.read(max_seconds=math.inf)).pss_bytes)
+        window.result()
+    return peak_bytes
 
 
 def rows(
