@@ -14,7 +14,7 @@ __all__ = ["arrow_metadata"]
 _END_BYTES = 10  # the length of the footer, then six bytes that are always the same
 _MAGIC = b"ARROW1"
 _SCHEMA, _METADATA, _KEY, _VALUE = 1, 2, 0, 1
-"""Numbers of fields: the schema in a footer; its metadata; key and value in an item of them."""
+"""Numbers of fields: the schema in the footer, the metadata in the schema, and key and value in each of its items."""
 _OFFSET = struct.Struct("<I")
 _BACK = struct.Struct("<i")
 _SHORT = struct.Struct("<H")
@@ -41,10 +41,11 @@ def arrow_metadata(file: BinaryIO) -> dict[bytes, bytes]:
 
 
 class _Footer:
-    """A FlatBuffer. An offset in it counts from the place where it stands."""
+    """A FlatBuffer. Each offset counts from its own place."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
+        self._left_bytes = len(data)  # texts do not overlap, so they have no more bytes than this
 
     def metadata(self) -> dict[bytes, bytes]:
         if not (schema := self._field(self._target(0), _SCHEMA)) or not (items := self._field(schema, _METADATA)):
@@ -52,13 +53,18 @@ class _Footer:
         (num_items,) = _OFFSET.unpack_from(self._data, items)
         places = range(items + _OFFSET.size, items + (1 + num_items) * _OFFSET.size, _OFFSET.size)
         tables = map(self._target, places)
-        return {self._text(table, _KEY): self._text(table, _VALUE) for table in tables}
+        found = dict[bytes, bytes]()
+        for table in tables:
+            if (key := self._text(table, _KEY)) in found:
+                raise ValueError("its footer is damaged")
+            found[key] = self._text(table, _VALUE)
+        return found
 
     def _target(self, place: int) -> int:
         return place + int(_OFFSET.unpack_from(self._data, place)[0])
 
     def _field(self, table: int, number: int) -> int:
-        """Return where a field of a table is, which is elsewhere; 0 if the table lacks it."""
+        """Return the place that a field of a table points to; 0 if the table lacks the field."""
         fields = table - _BACK.unpack_from(self._data, table)[0]
         if fields < 0:
             raise ValueError("its footer is damaged")
@@ -72,5 +78,8 @@ class _Footer:
         if not (place := self._field(table, number)):
             return b""
         (length,) = _OFFSET.unpack_from(self._data, place)
+        self._left_bytes -= length
+        if self._left_bytes < 0:
+            raise ValueError("its footer is damaged")
         (text,) = struct.unpack_from(f"{length}s", self._data, place + _OFFSET.size)
         return bytes(text)

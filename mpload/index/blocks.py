@@ -102,14 +102,14 @@ class Block:
 
     def texts(self, name: str) -> "pa.Array[Any]":
         """Return the cells of a column as Arrow's binary [n], without escapes."""
-        from mpload.index.texts import binary_array, binary_views  # noqa: PLC0415  it imports pyarrow
+        from mpload.index.texts import binary_array, binary_parts  # noqa: PLC0415  it imports pyarrow
 
         column = [column.name for column in header_of(self.index).columns].index(name)
         cells = self.lines.cells[:, column]
         if (cells < 0).any():
             texts = [str(record.cells[column]) for record in self.lines.records()]
             return binary_array([text.encode("utf-8", "surrogateescape") for text in texts])
-        return binary_views(self.lines.data, cells)
+        return binary_parts(self.lines.data, cells)
 
     def _floats(self, column: int) -> NDArray[np.float64]:
         from mpload.index.texts import floats_in  # noqa: PLC0415  it imports pyarrow

@@ -117,13 +117,12 @@ def _lock(text: Path) -> contextlib.AbstractContextManager[bool]:
 
 
 def _publish(text: Path, header: Header, contents: Callable[[], _Contents], progress: Progress | None) -> SidecarLayout:
+    write_sidecar = _writer(text)
     stamp = settled_stamp(text)
     failures: list[str] = []
     is_full = False
     for path in places_to_write(_candidates(text), text):
         try:
-            from mpload.index.sidecar_writing import write_sidecar  # noqa: PLC0415  it imports pyarrow
-
             with unfinished_file(path) as unfinished:
                 write_sidecar(unfinished, header, stamp, *contents(), progress)
                 if TextStamp.of(text) != stamp:
@@ -143,6 +142,19 @@ def _publish(text: Path, header: Header, contents: Callable[[], _Contents], prog
         f"{text}: the sidecar cannot be written anywhere ({'; '.join(failures)}). {advice}, or set XDG_CACHE_HOME to a "
         "writable folder"
     )
+
+
+def _writer(text: Path) -> Callable[..., None]:
+    """Return what writes sidecars, which imports pyarrow."""
+    try:
+        from mpload.index.sidecar_writing import write_sidecar  # noqa: PLC0415
+    except (ImportError, OSError) as error:
+        if isinstance(error, OSError):
+            raise_if_limited(text, error)
+        raise SidecarError(
+            f"{text}: its sidecar cannot be written, since pyarrow cannot be imported: {error}"
+        ) from error
+    return write_sidecar
 
 
 def _locate(path: Path, text: Path, header: Header) -> SidecarLayout:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 _Number = TypeVar("_Number", bound=np.generic)
 
-__all__ = ["binary_array", "binary_views", "booleans_of", "floats_in", "numbered"]
+__all__ = ["binary_array", "binary_parts", "booleans_of", "floats_in", "numbered"]
 
 
 def binary_array(texts: Sequence[bytes]) -> "pa.Array[Any]":
@@ -18,10 +18,10 @@ def binary_array(texts: Sequence[bytes]) -> "pa.Array[Any]":
     return pa.Array.from_buffers(pa.binary(), len(texts), [None, _buffer(ends), pa.py_buffer(b"".join(texts))])
 
 
-def binary_views(data: bytes, bounds: NDArray[np.int64]) -> "pa.Array[Any]":
+def binary_parts(data: bytes, bounds: NDArray[np.int64]) -> "pa.Array[Any]":
     """Return parts of `data` as Arrow's binary [n]. `bounds` [n, 2] has where each begins and ends."""
-    # An array with one item for each part, and one for what is between two parts. It refers to the data without a
-    # copy. Every other item is then taken.
+    # An array with one item for each part, and one for what is between two parts. It refers to the data. Every other
+    # item is then copied.
     offsets = _buffer(bounds.reshape(-1).astype(np.int32))
     both = pa.Array.from_buffers(pa.binary(), 2 * len(bounds) - 1, [None, offsets, pa.py_buffer(data)])
     places = np.arange(0, len(both), 2)

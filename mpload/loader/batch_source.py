@@ -20,7 +20,7 @@ from mpload.samples.counts import DECODE_NS
 from mpload.samples.parcel import unpack
 from mpload.samples.policy import BadSample, BadSamples, ErrorAction, ErrorPolicy
 from mpload.samples.seeded_dataset import SeededDataset
-from mpload.transport.batches import FilledBatch, KilledSample
+from mpload.transport.batches import BatchTask, FilledBatch, KilledSample
 from mpload.transport.forking import Forks
 from mpload.transport.messages import Tally
 from mpload.transport.ragged import sample_room_bytes
@@ -82,7 +82,6 @@ class BatchSource:
         self.set_epoch = run.set_epoch
         self.state_after = run.state_after
         self.load_state_dict = run.load_state_dict
-        self.tasks = run.whole_tasks
         self.forks = forks
         self.cache_in_memory = None
         self.reads_ahead = False
@@ -113,8 +112,14 @@ class BatchSource:
         del read_ahead_bytes, decode_bytes
         return self._work
 
+    def tasks(self, epoch: Epoch) -> Iterator[BatchTask]:
+        """Yield the tasks of an epoch for the workers."""
+        self._bad.begin()
+        return self._run.whole_tasks(epoch)
+
     def batches(self, epoch: Epoch) -> Iterator[Any]:
         """Make the batches of an epoch in this process. A failed batch does not end the iterator."""
+        self._bad.begin()
         return map(partial(self._make, epoch), self._run.wanted(epoch))
 
     def rest(self, epoch: Epoch) -> Iterator[Any]:

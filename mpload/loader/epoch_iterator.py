@@ -46,6 +46,7 @@ class EpochIterator(Iterator[Any]):
         self._num_workers = num_workers
         self._has_begun = False
         self._begin()
+        self._run.pipeline.bad.begin()
 
     def _begin(self) -> None:
         self._run = self._runs.of(self._cursor.epoch)

@@ -208,10 +208,12 @@ class IndexSource:
 
     def tasks(self, epoch: Epoch) -> Iterator[BatchTask]:
         """Yield the tasks of an epoch for the workers."""
+        self._run.pipeline.bad.begin()
         return tasks(epoch, self.plan_of(epoch))
 
     def batches(self, epoch: Epoch) -> Iterator[Any]:
         """Make the batches of an epoch in this process. A failed batch does not end the iterator."""
+        self._run.pipeline.bad.begin()
         return map(partial(self._make, epoch), range(self.plan_of(epoch).num_batches))
 
     def rest(self, epoch: Epoch) -> Iterator[Any]:

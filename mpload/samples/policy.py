@@ -119,6 +119,10 @@ class BadSamples:
         self.failed: deque[int] = deque(maxlen=_MAX_KEPT)
         """The sample_ids of the latest bad samples."""
 
+    def begin(self) -> None:
+        """Count from 0 again, as the epoch that begins may be one that was read before."""
+        self._epoch = -1
+
     def count(self, num_samples: int, *, epoch: int) -> None:
         """Count requested samples: the denominator of the error rate, which starts at 0 in each epoch."""
         if epoch != self._epoch:

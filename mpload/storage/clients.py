@@ -16,9 +16,9 @@ __all__ = ["load_libraries", "new_client"]
 
 
 def load_libraries(url: str) -> None:
-    """Import what a client of this URL needs, so that processes that are forked from this one share it: 12 MB."""
+    """Import what a client of this URL needs. Processes that are forked from this one then share its memory, 12 MB."""
     for name in ("mpload.storage.web" if url.startswith("http") else "obstore.store", "mpload.storage.quick_reads"):
-        with suppress(ImportError):  # whoever reads gets the error
+        with suppress(Exception):  # whoever reads gets the error
             import_module(name)
 
 

@@ -5,6 +5,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,7 @@ class ParquetStorage:
         self.max_read_seconds = _MAX_REQUESTS * root.max_read_seconds if isinstance(root, RemoteObjects) else 0.0
         """The longest time that a server may take to deliver one value."""
         self._first_seen: FirstSeen | None = None
+        import_module("pyarrow")  # so that workers that are forked from this process share its memory
         self._start()
 
     def _start(self) -> None:

@@ -150,7 +150,7 @@ class RemoteObjects:
     def share_files(self) -> None:
         """Let all processes that are forked from this one read the same objects; see `SharingStorage`.
 
-        They also share the memory of the libraries that reading takes.
+        They also share the memory of the libraries that reading needs.
         """
         if is_url(self._root):
             load_libraries(self._root)

@@ -28,7 +28,7 @@ from mpload.transport.zygote import begin, flush_output, serve
 __all__ = ["JEMALLOC", "ForkedProcess", "Forks", "fork_zygote", "why_not_fork"]
 
 JEMALLOC = "jemalloc_bg_thd"
-"""A thread of the allocator of pyarrow, which MPDataset imports. The allocator has handlers for forks."""
+"""A thread of the allocator of pyarrow, which MPDataset may import. The allocator has handlers for forks."""
 _MAX_NAME = 15
 """The kernel knows the first characters of a thread's name, since Python 3.14."""
 

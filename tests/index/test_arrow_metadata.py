@@ -1,6 +1,7 @@
-"""The metadata of an Arrow file are read as pyarrow reads them, and a damaged file is a `ValueError`."""
+"""The metadata of an Arrow file is what pyarrow reads, and a damaged file is a `ValueError`."""
 
 import io
+import struct
 from pathlib import Path
 
 import pyarrow as pa
@@ -8,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mpload.index.arrow_metadata import arrow_metadata
+from mpload.index.arrow_metadata import _METADATA, _SCHEMA, _VALUE, _Footer, arrow_metadata
 
 METADATA = st.dictionaries(st.binary(max_size=40), st.binary(max_size=300), max_size=8)
 COLUMNS = st.lists(st.sampled_from([pa.int64(), pa.uint64(), pa.string(), pa.list_(pa.float32())]), max_size=4)
@@ -33,7 +34,7 @@ def read(path: Path, data: bytes) -> dict[bytes, bytes]:
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])  # the file is written anew each time
 @given(metadata=st.none() | METADATA, kinds=COLUMNS, num_batches=st.integers(0, 3))
-def test_metadata_are_those_that_pyarrow_reads(
+def test_metadata_is_what_pyarrow_reads(
     tmp_path: Path, metadata: dict[bytes, bytes] | None, kinds: list[pa.DataType], num_batches: int
 ) -> None:
     data = arrow_file(metadata, kinds, num_batches)
@@ -56,3 +57,20 @@ def test_a_damaged_file_has_metadata_or_raises_a_value_error(tmp_path: Path, dat
 def test_what_is_no_arrow_file_raises_a_value_error(tmp_path: Path, data: bytes) -> None:
     with pytest.raises(ValueError, match=r"Arrow|footer"):
         read(tmp_path / "file", data)
+
+
+def test_values_that_overlap_take_no_more_memory_than_the_file_has_and_raise_a_value_error(tmp_path: Path) -> None:
+    data = bytearray(arrow_file({b"%d" % number: b"x" * 40_000 * (number == 0) for number in range(50)}, [], 0))
+    start = len(data) - 10 - int.from_bytes(data[-10:-6], "little")
+    footer = _Footer(bytes(data[start:-10]))
+    items = footer._field(footer._field(footer._target(0), _SCHEMA), _METADATA)
+    tables = [footer._target(items + 4 * number) for number in range(1, 51)]
+    (large,) = {footer._field(table, _VALUE) for table in tables if len(footer._text(table, _VALUE)) == 40_000}
+    assert len(read(tmp_path / "file", bytes(data))) == 50
+    for table in tables:
+        fields = table - struct.unpack_from("<i", footer._data, table)[0]
+        place = table + struct.unpack_from("<H", footer._data, fields + 4 + 2 * _VALUE)[0]
+        if place < large:  # offsets point forwards
+            struct.pack_into("<I", data, start + place, large - place)
+    with pytest.raises(ValueError, match="damaged"):
+        read(tmp_path / "file", bytes(data))

@@ -1,6 +1,7 @@
 """Bad samples of an MPDataset are raised, skipped or substituted, and recorded in a report."""
 
 import json
+import warnings
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from mpload import (
     ErrorPolicy,
     Index,
     MPDataset,
+    MPLoader,
     RandomResizedCrop,
     Topology,
     open_index,
@@ -78,6 +80,21 @@ def test_a_job_that_skips_too_many_samples_is_stopped(photos: Path, tmp_path: Pa
     with pytest.warns(MploadWarning), pytest.raises(TooManyBadSamples, match=r"51 of 51 samples failed, more than"):
         list(dataset)
     assert len((tmp_path / "report.jsonl").read_text().splitlines()) == 51
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("num_workers", [None, 0, 2])
+def test_the_bad_samples_of_an_epoch_that_is_read_again_are_counted_anew(
+    bad: Index, tmp_path: Path, num_workers: int | None
+) -> None:
+    policy = ErrorPolicy(action="skip", report=tmp_path / "report.jsonl", max_error_fraction=0.004)  # of 1,000: 4
+    dataset = crops(bad, shuffle=False, on_error=policy, tail="ragged")
+    loader = dataset if num_workers is None else MPLoader(dataset, num_workers=num_workers)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", MploadWarning)
+        for _ in range(4):  # each has two bad samples
+            loader.set_epoch(0)
+            assert sum(len(labels) for _, labels in loader) == 24
 
 
 def test_a_report_that_cannot_be_written_shows_some_bad_samples(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import errno
 import json
 import pickle
 import sys
+import warnings
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -334,6 +335,18 @@ def test_substitutes_do_not_depend_on_the_number_of_workers(tmp_path: Path, work
     with MPLoader([*range(23)], batch_size=None, shuffle=True, seed=1, num_workers=0) as loader:
         ((expected, substitute),) = [pair for pair in zip(loader, samples, strict=True) if pair[0] != pair[1]]
     assert (expected, substitute) == (7, SUBSTITUTE_OF_SEVEN)
+
+
+@both
+def test_the_bad_samples_of_an_epoch_that_is_read_again_are_counted_anew(
+    tmp_path: Path, workers: dict[str, Any]
+) -> None:
+    policy = ErrorPolicy(action="skip", report=tmp_path / "report", max_error_fraction=0.006)  # of 1,000: 6
+    with MPLoader(Unlucky(), batch_size=23, on_error=policy, **workers) as loader, warnings.catch_warnings():
+        warnings.simplefilter("ignore", MploadWarning)
+        for _ in range(3):
+            loader.set_epoch(0)
+            assert len(list(loader)) == 1
 
 
 @both
