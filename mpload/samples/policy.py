@@ -113,6 +113,7 @@ class BadSamples:
         with suppress(FileNotFoundError):  # the current folder was deleted: then the report cannot be written
             self._report = self._report.absolute()
         self._epoch = -1
+        self._warned_in = -1  # the epoch of the latest warning
         self._num_seen = 0
         self._num_bad = 0
         self._num_unwritten = 0
@@ -171,7 +172,8 @@ class BadSamples:
                 f"{self._report}: cannot be written ({cause}). Bad sample: {line.strip()}{further}", MploadWarning, 2
             )
         else:
-            if not self._num_bad:
+            if self._epoch != self._warned_in:
+                self._warned_in = self._epoch
                 warnings.warn(
                     f"a bad sample ({self._policy.action}); this and further ones are listed in {self._report}",
                     MploadWarning,

@@ -2,11 +2,13 @@
 
 import threading
 import time
+from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
 import pytest
 
+from mpload import MPDataset, MPLoader, RawBytes
 from mpload.errors import StorageError
 from mpload.storage.buckets import BucketClient
 from mpload.storage.quick_reads import Found
@@ -109,3 +111,18 @@ def test_signing_that_hangs_delays_no_read_beyond_its_limit() -> None:
     assert not quick.begin("a", None, limit_seconds=0.05, found=putting(found))
     may_go_on.set()
     assert [found.get(timeout=WAIT_SECONDS) for _ in range(3)] == [None] * 3
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs /proc")
+def test_workers_share_the_libraries_that_reading_urls_takes(s3: S3, tmp_path: Path) -> None:
+    (tmp_path / "shared").write_bytes(b"sample")
+    s3.put({"quick/shared": b"sample"})
+    for root, has_library in (("s3://photos/quick", True), (str(tmp_path), False)):
+        index = tmp_path / f"{has_library}.txt"
+        index.write_text(f"#mpload 1\n#root {root}\n#columns data:path label:int\nshared\t0\n")
+        with MPLoader(MPDataset(index, decode=RawBytes(), batch_size=1), num_workers=1) as loader:
+            ((samples, _),) = loader
+            assert list(samples) == [b"sample"]
+            zygote = loader.pids["mpload-zygote"]
+            assert ("_obstore" in Path(f"/proc/{zygote}/maps").read_text()) == has_library
+            assert "Threads:\t1\n" in Path(f"/proc/{zygote}/status").read_text()  # it may be forked

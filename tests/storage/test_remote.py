@@ -278,18 +278,6 @@ def test_workers_read_the_same_from_a_bucket_as_from_the_folder(s3: S3, photos: 
     assert batches(remote) == batches(build_index(photos, tmp_path / "local.txt"))
 
 
-@pytest.mark.processes
-@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs /proc")
-def test_workers_share_the_libraries_that_reading_urls_takes(s3: S3, photos: Path, tmp_path: Path) -> None:
-    for source, has_library in (("s3://photos/train/photos", True), (photos, False)):
-        dataset = MPDataset(build_index(source, tmp_path / f"{has_library}.txt"), decode=RawBytes(), batch_size=5)
-        with MPLoader(dataset, num_workers=1) as loader:
-            next(iter(loader))
-            zygote = loader.pids["mpload-zygote"]
-            assert ("_obstore" in Path(f"/proc/{zygote}/maps").read_text()) == has_library
-            assert "Threads:\t1\n" in Path(f"/proc/{zygote}/status").read_text()  # it may be forked
-
-
 @pytest.mark.slow
 @pytest.mark.processes
 def test_forked_workers_of_a_stock_data_loader_read_a_bucket_after_its_index_was_opened(
