@@ -152,7 +152,7 @@ def _writer(text: Path) -> Callable[..., None]:
         if isinstance(error, OSError):
             raise_if_limited(text, error)
         raise SidecarError(
-            f"{text}: its sidecar cannot be written, since pyarrow cannot be imported: {error}"
+            f"{text}: its sidecar cannot be written, since pyarrow cannot be imported: {error}. Run pip install pyarrow"
         ) from error
     return write_sidecar
 

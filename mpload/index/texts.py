@@ -7,9 +7,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-_Number = TypeVar("_Number", bound=np.generic)
-
 __all__ = ["binary_array", "binary_parts", "booleans_of", "floats_in", "numbered"]
+
+_Number = TypeVar("_Number", bound=np.generic)
 
 
 def binary_array(texts: Sequence[bytes]) -> "pa.Array[Any]":

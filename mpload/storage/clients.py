@@ -18,7 +18,7 @@ __all__ = ["load_libraries", "new_client"]
 def load_libraries(url: str) -> None:
     """Import what a client of this URL needs. Processes that are forked from this one then share its memory, 12 MB."""
     for name in ("mpload.storage.web" if url.startswith("http") else "obstore.store", "mpload.storage.quick_reads"):
-        with suppress(Exception):  # whoever reads gets the error
+        with suppress(Exception):  # of a broken library; the first read raises it again
             import_module(name)
 
 

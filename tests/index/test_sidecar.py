@@ -330,3 +330,14 @@ def test_a_sidecar_of_an_older_version_with_widths_as_labels_is_rebuilt(
     before = (tmp_path / "a.txt.mpx").stat().st_mtime_ns
     assert open_index(text).labels[:].tolist() == [1, 0]
     assert (tmp_path / "a.txt.mpx").stat().st_mtime_ns == before
+
+
+def test_a_pyarrow_that_cannot_be_imported_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = make_text(tmp_path / "train.txt", 3)
+    monkeypatch.setitem(sys.modules, "mpload.index.sidecar_writing", None)  # importing it is an ImportError
+    with pytest.raises(
+        SidecarError, match=r"train\.txt: its sidecar cannot be written, since pyarrow cannot be imported"
+    ):
+        open_index(text)
+    monkeypatch.undo()
+    assert len(open_index(text)) == 3

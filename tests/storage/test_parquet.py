@@ -246,6 +246,16 @@ def test_workers_read_parquet_in_blocks_and_do_not_import_pyarrow_for_other_file
     assert subprocess.run([sys.executable, "-c", program], capture_output=True, check=True).stdout == b"False\n"
 
 
+@pytest.mark.processes
+def test_workers_that_are_forked_share_pyarrow(root: Path, tmp_path: Path) -> None:
+    made = build_index(root / "a.parquet", tmp_path / "x.txt")
+    program = (
+        "import sys, mpload; mpload.MPDataset(sys.argv[1], decode=mpload.RawBytes()); print('pyarrow' in sys.modules)"
+    )
+    ran = subprocess.run([sys.executable, "-c", program, str(made)], capture_output=True, check=True)
+    assert ran.stdout == b"True\n"
+
+
 # Memory
 
 

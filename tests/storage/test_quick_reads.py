@@ -11,7 +11,7 @@ import pytest
 
 from mpload import MPDataset, MPLoader, RawBytes
 from mpload.errors import IndexChangedError, StorageError
-from mpload.storage import quick_reads, transfers
+from mpload.storage import clients, quick_reads, transfers
 from mpload.storage.in_flight import InFlight
 from mpload.storage.quick_reads import is_direct
 from mpload.storage.ranges import ByteRange, Span
@@ -303,3 +303,13 @@ def test_workers_read_objects_in_this_way(tmp_path: Path) -> None:
         with MPLoader(dataset, num_workers=2) as loader:
             found = [each for batch in loader for each in batch]
     assert found == [f"/{number}.bin".encode() for number in range(64)]
+
+
+def test_a_library_that_fails_when_imported_stops_no_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(name: str) -> None:
+        raise RuntimeError(name)
+
+    monkeypatch.setattr(clients, "import_module", fail)
+    with objects_at(Paths(usual)) as objects:
+        objects.share_files()
+        assert objects.read([ByteRange("0.bin")]) == [b"/0.bin"]
