@@ -65,7 +65,8 @@ def test_training_does_not_wait_for_a_reader_of_the_report(tmp_path: Path) -> No
         samples.add(bad(0, "not an image"))
     reader = os.open(tmp_path / "report", os.O_RDONLY | os.O_NONBLOCK)
     try:
-        samples.add(bad(1, "not an image"))
+        with pytest.warns(MploadWarning, match=r"this and further ones are listed in .*report"):
+            samples.add(bad(1, "not an image"))
         assert b'"sample_id": 1' in os.read(reader, 4096)
     finally:
         os.close(reader)

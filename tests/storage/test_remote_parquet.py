@@ -18,7 +18,7 @@ from tests.support.s3 import S3
 from tests.support.web_faults import web_server
 
 NUM_ROWS, GROUP_ROWS = 230, 100
-LIMITS = RemoteStorage(request_timeout_seconds=0.3, retry_seconds=1.0)
+LIMITS = RemoteStorage(request_timeout_seconds=0.8, retry_seconds=2.5)
 
 
 def image(number: int) -> bytes:
@@ -84,7 +84,7 @@ def test_faults_of_a_server_are_survived_or_named_while_parquet_is_read(folder: 
         assert ParquetStorage(RemoteObjects(server.url)).read([at(3)]) == [image(3)]
     with web_server(folder, "stall in the body", bad="a.parquet") as server:
         storage = ParquetStorage(RemoteObjects(server.url, limits=LIMITS))
-        with pytest.raises(StorageError, match=r"a\.parquet: answer stalled after .*retry_seconds=1"):
+        with pytest.raises(StorageError, match=r"a\.parquet: answer stalled after .*retry_seconds=2\.5"):
             storage.read([at(3)])
         with pytest.raises(StorageError, match=r"missing\.parquet: no such object"):
             storage.read([RowValue("missing.parquet", row_group=0, row=0, column="image")])
