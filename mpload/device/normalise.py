@@ -4,12 +4,12 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import cv2
 import torch
 from numpy.typing import NDArray
 
 from mpload.device.kernels import can_compile
 from mpload.errors import ArgumentError
+from mpload.images.opencv import cv2
 
 __all__ = ["Normaliser"]
 

@@ -12,6 +12,7 @@ bmp              decodes BMPs whose headers say which bits hold which colour
 tiff             reads the tags of a TIFF, and finds that parts of it are missing
 jpeg_header      reads size and orientation from a JPEG's header
 row_starts       RowStarts: keeps where the rows of a JPEG begin
+opencv           OpenCV, imported when it is first used
 arrays           RawArray: samples that are the bytes of an array
 resize           View: the part of an image to show; resizes it
 crops            the part of an image that a random or centred crop shows

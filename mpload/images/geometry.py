@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any, Protocol, runtime_checkable
 
-import cv2
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
@@ -25,6 +24,7 @@ from mpload.images.claims import Claim, unclaimed
 from mpload.images.image import Image, open_image
 from mpload.images.jpeg_header import ImageBytes
 from mpload.images.limits import Limits
+from mpload.images.opencv import cv2
 from mpload.images.resize import Box, Pixels, View
 
 __all__ = ["DrawsGeometry", "Geometry", "check_rng", "decode_as", "open_as", "output_array", "show"]

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from io import BytesIO
 from typing import Protocol
 
-import cv2
 import imagesize  # type: ignore[import-untyped]
 import numpy as np
 
@@ -22,6 +21,7 @@ from mpload.images.claims import PEAK_PIXEL_BYTES, Claim, unclaimed
 from mpload.images.jpeg import decode_with_opencv, open_jpeg, oriented
 from mpload.images.jpeg_header import ImageBytes
 from mpload.images.limits import Limits
+from mpload.images.opencv import cv2
 from mpload.images.pnm import pnm_format, pnm_pixels
 from mpload.images.resize import Box, Pixels, View, resize_into
 from mpload.images.tiff import TiffTag, as_stored, check_whole, first_number, tiff_size, tiff_tags, with_number

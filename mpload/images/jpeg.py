@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import cv2
 import numpy as np
 import simplejpeg  # type: ignore[import-untyped]
 from numpy.typing import NDArray
@@ -20,6 +19,7 @@ from mpload.images.backends import Backend, Native, StoredView, native_decoder
 from mpload.images.claims import PEAK_PIXEL_BYTES, PLAIN_PIXEL_BYTES, Claim
 from mpload.images.jpeg_header import ImageBytes, can_be_scaled, has_more_scans, libjpeg_header, read_header
 from mpload.images.limits import Limits
+from mpload.images.opencv import cv2
 from mpload.images.resize import Box, Pixels, View, resize_into
 from mpload.images.row_starts import RowStarts
 

@@ -6,7 +6,6 @@ from dataclasses import KW_ONLY, dataclass
 from functools import cache
 from typing import Any, ClassVar
 
-import cv2
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
@@ -15,6 +14,7 @@ from mpload.images.claims import Claim, unclaimed
 from mpload.images.geometry import Geometry
 from mpload.images.jpeg_header import ImageBytes
 from mpload.images.limits import Limits
+from mpload.images.opencv import cv2
 from mpload.images.stored_values import stored_values
 from mpload.native import how_to_build, native_module
 

@@ -6,7 +6,6 @@ NumPy reads the values: OpenCV does not scale them by their maximum, and refuses
 import re
 from typing import Final, NamedTuple
 
-import cv2
 import numpy as np
 from numpy.typing import NDArray
 
@@ -14,6 +13,7 @@ from mpload.errors import DecodeError
 from mpload.images.claims import PEAK_PIXEL_BYTES, Claim
 from mpload.images.jpeg_header import ImageBytes
 from mpload.images.limits import Limits
+from mpload.images.opencv import cv2
 from mpload.images.resize import Pixels
 
 __all__ = ["PnmHeader", "pgm_values", "pnm_format", "pnm_pixels", "read_pnm_header"]

@@ -3,11 +3,11 @@
 import math
 from typing import NamedTuple
 
-import cv2
 import numpy as np
 from numpy.typing import NDArray
 
 from mpload.images.claims import Claim, unclaimed
+from mpload.images.opencv import cv2
 
 __all__ = ["Box", "Pixels", "View", "resize_into"]
 

@@ -2,19 +2,21 @@
 
 from importlib.metadata import version
 
-import cv2
 import numpy as np
 import simplejpeg  # type: ignore[import-untyped]
 
 from mpload.images.backends import jpeg_codec
 from mpload.images.image import Image
 from mpload.images.jpeg import Jpeg
+from mpload.images.opencv import cv2
 from mpload.images.resize import Box, Pixels, View
 
-__all__ = ["SHRUNK_BY", "shrunk_jpeg"]
+__all__ = ["shrunk_by", "shrunk_jpeg"]
 
-SHRUNK_BY = f"{jpeg_codec()} simplejpeg-{version('simplejpeg')} opencv-{cv2.__version__}"
-"""Decoder, encoder and resizer with their versions, which a copy's bytes depend on: others may round differently."""
+
+def shrunk_by() -> str:
+    """Return decoder, encoder and resizer with their versions: other versions may round differently."""
+    return f"{jpeg_codec()} simplejpeg-{version('simplejpeg')} opencv-{cv2.__version__}"
 
 
 def shrunk_jpeg(image: Image, *, short_side: int, quality: int) -> bytes:

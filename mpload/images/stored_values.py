@@ -9,7 +9,6 @@ from typing import Any
 from zlib import crc32, decompressobj
 from zlib import error as zlib_error
 
-import cv2
 import numpy as np
 from numpy.typing import NDArray
 
@@ -19,6 +18,7 @@ from mpload.images.decoders import NumpyDecoder
 from mpload.images.jpeg import oriented
 from mpload.images.jpeg_header import ImageBytes
 from mpload.images.limits import Limits
+from mpload.images.opencv import cv2
 from mpload.images.pnm import pgm_values, pnm_format
 from mpload.images.tiff import as_stored, check_whole, first_number, tiff_size, tiff_tags, with_number
 

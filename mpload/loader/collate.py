@@ -4,6 +4,7 @@ import io
 import pickle
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -252,6 +253,7 @@ class BatchSeed:
                 return collate(samples, rng=rng)
             with generators.lent():
                 seed_generators(rng)
+                import_module("cv2")  # it may be first used in the call, which is made only once
                 seed_opencv(seed=self.seed, epoch=self.epoch, sample_id=self.first_id)
                 return collate(samples)
         except FAILURES as error:

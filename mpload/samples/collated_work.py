@@ -1,7 +1,9 @@
 """The workers' part of an `MPDataset` with `collate`: samples are made as ever, then one worker makes the batch."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any, Protocol
 
 import numpy as np
@@ -77,7 +79,10 @@ class CollatedWork:
     """The user's callable; None if all is said by `joins`."""
 
     def share(self) -> None:
-        """Share what the work of samples shares."""
+        """Share what the work of samples shares, and OpenCV, which is seeded before the user's callable is called."""
+        if self.collate is not None:
+            with suppress(ImportError):
+                import_module("cv2")
         if isinstance(self.samples, SharingWork):
             self.samples.share()
 

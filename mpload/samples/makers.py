@@ -1,15 +1,20 @@
 """`Makers`: what makes samples of the bytes of their files, for all samples alike or for each bucket."""
 
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from typing import Any
 
+from mpload.images.backends import NATIVE
 from mpload.index.bucket_table import BucketTable
+from mpload.index.columns import path_of
 from mpload.index.index import Index, peers_of
 from mpload.samples.bucket_shapes import BucketShapes, packed_view
 from mpload.samples.by_source import makers_of
 from mpload.samples.row_index import RowIndex
 
 __all__ = ["Makers"]
+
+_OPENCV_DECODES = (".png", ".webp", ".bmp", ".tif", ".tiff", ".ppm", ".pgm")
 
 
 class Makers:
@@ -43,6 +48,12 @@ class Makers:
         """The makers of each source of a mixture; None if they do not differ."""
         self.current = self._makers[0]
         """The maker of the bucket in use."""
+        self._uses_opencv = NATIVE is None or _are_for_opencv(index, self.current.sources)
+        self._start()
+
+    def _start(self) -> None:
+        if self._uses_opencv:
+            import_module("cv2")  # so that workers that are forked from this process share its memory
 
     def use_bucket(self, bucket: int) -> None:
         """Use this bucket from now on: images have its shape, and substitutes are from among its samples."""
@@ -72,3 +83,13 @@ class Makers:
             return arrays
         names = {self._index.columns[number].name for number in self.current.sources}
         return {name: packed_view(array, shape) if name in names else array for name, array in arrays.items()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._start()
+
+
+def _are_for_opencv(index: Index, sources: Sequence[int]) -> bool:
+    """Return whether OpenCV will most likely decode files of these columns, judging by their names in the first row."""
+    rows = index.records(range(len(index))[:1])
+    return any(path_of(row.cells[number]).lower().endswith(_OPENCV_DECODES) for row in rows for number in sources)

@@ -11,12 +11,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
-import cv2
 import numpy as np
 
 from mpload.errors import ArgumentError, DecodeError
 from mpload.images.image import is_image
 from mpload.images.jpeg_header import ImageBytes
+from mpload.images.opencv import cv2
 from mpload.images.pnm import pnm_format, read_pnm_header
 
 __all__ = ["PhotographsOnly", "holds_values", "values_of"]

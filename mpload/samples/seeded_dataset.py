@@ -134,16 +134,16 @@ class SeededDataset:
             words = rng.integers(0, 1 << 32, size=3).tolist()
             random.seed(words[0])
             np.random.seed(words[1])  # noqa: NPY002  the generator that datasets draw from
-            torch = sys.modules.get("torch")
+            torch, opencv = sys.modules.get("torch"), sys.modules.get("cv2")
             if torch is not None:
                 torch.default_generator.manual_seed(words[2])
             seed_opencv(seed=seed, epoch=epoch, sample_id=key)
             if held.are_seeded():
                 held.seed(rng)
             made = make()
-            if torch is sys.modules.get("torch"):
+            if torch is sys.modules.get("torch") and opencv is sys.modules.get("cv2"):
                 return made
-            # The call has just imported torch and may have drawn from its unseeded generator. Call it again.
+            # The call has just imported one of them, and may have drawn from its unseeded generator. Call it again.
             self._announce(self._info())
 
     def _info(self) -> Any:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-import cv2
 import numpy as np
 from numpy.typing import NDArray
 
@@ -159,18 +158,18 @@ class GlobalGenerators:
     def make(self, make: Callable[[], _T]) -> _T:
         """Return the result of `make`, which seeds the generators if `seeds` is set.
 
-        `make` is called again if it drew unseeded numbers: from a watched generator, or from torch's generator in the
-        call that imported torch, as many libraries do only when they are first called.
+        `make` is called again if it drew unseeded numbers: from a watched generator, or from torch's or OpenCV's in the
+        call that imported that library, as many libraries do only when they are first called.
         """
         while True:
-            was_seeding, had_torch = self.seeds, "torch" in sys.modules
+            was_seeding, had_torch, had_opencv = self.seeds, "torch" in sys.modules, "cv2" in sys.modules
             try:
                 made = make()
             except FAILURES:
-                if self._was_seeded(was_seeding, had_torch):
+                if self._was_seeded(was_seeding, had_torch) and had_opencv == ("cv2" in sys.modules):
                     raise
             else:
-                if self._was_seeded(was_seeding, had_torch):
+                if self._was_seeded(was_seeding, had_torch) and had_opencv == ("cv2" in sys.modules):
                     return made
 
     def _was_seeded(self, was_seeding: bool, had_torch: bool) -> bool:
@@ -198,9 +197,13 @@ def seed_generators(rng: np.random.Generator) -> None:
 
 
 def seed_opencv(*, seed: int, epoch: int, sample_id: int) -> None:
-    """Seed OpenCV's generator (1 microsecond), for every sample: its state cannot be read to see who draws from it."""
-    mixed = ((seed * _MIX[0] + epoch) * _MIX[1] + sample_id) * _MIX[2] & _MAX_WORD
-    cv2.setRNGSeed((mixed ^ mixed >> 29) * _MIX[1] >> 20 & 0x7FFF_FFFF)
+    """Seed OpenCV's generator, if it is loaded (1 microsecond).
+
+    It is done for every sample, since its state cannot be read to see who draws from it.
+    """
+    if (opencv := sys.modules.get("cv2")) is not None:
+        mixed = ((seed * _MIX[0] + epoch) * _MIX[1] + sample_id) * _MIX[2] & _MAX_WORD
+        opencv.setRNGSeed((mixed ^ mixed >> 29) * _MIX[1] >> 20 & 0x7FFF_FFFF)
 
 
 class _PlainTransform:

@@ -286,6 +286,7 @@ def _fail(arrays: SlotArrays, sample: int, error: BaseException, report: ChunkRe
 
 def _use_one_thread() -> None:
     """Turn off the threads of libraries: with one worker per core they would only compete for cores."""
+    os.environ["OPENCV_FOR_THREADS_NUM"] = "1"  # if it is imported later
     if "cv2" in sys.modules:
         sys.modules["cv2"].setNumThreads(1)
     if "torch" in sys.modules:

@@ -27,7 +27,7 @@ from mpload.images.image import open_image
 from mpload.images.jpeg import Jpeg
 from mpload.images.limits import Limits
 from mpload.images.resize import Box
-from mpload.images.shrink import SHRUNK_BY
+from mpload.images.shrink import shrunk_by
 from tests.support.fuzz_seeds import write_seeds
 from tests.support.jpegs import NATIVE, VARIETIES, in_three_scans, make, view_of_all, views
 
@@ -213,7 +213,7 @@ def test_the_backend_says_where_libjpeg_turbo_decodes_huffman_codes(
 ) -> None:
     assert not plain.WITH_HUFFMAN
     assert "Huffman" not in jpeg_backend()
-    assert jpeg_backend() in SHRUNK_BY
+    assert jpeg_backend() in shrunk_by()
     monkeypatch.setattr(backends, "NATIVE", plain)
     version = NATIVE.LIBJPEG_TURBO_VERSION
     assert jpeg_backend() == f"native (libjpeg-turbo {version}, slower: without mpload's Huffman decoder)"

@@ -10,7 +10,7 @@ from mpload.images.gpu_decode import GpuDecode
 from mpload.images.image import open_image
 from mpload.images.limits import Limits
 from mpload.images.pil import PilTransform
-from mpload.images.shrink import SHRUNK_BY, shrunk_jpeg
+from mpload.images.shrink import shrunk_by, shrunk_jpeg
 from mpload.samples.by_source import BySource
 
 __all__ = ["Compact", "compact_for", "warn_of_other_pixels"]
@@ -34,7 +34,7 @@ class Compact:
     @property
     def form(self) -> str:
         """All that the bytes depend on: versions that round differently use separate caches."""
-        form = f"jpeg{_QUALITY} short{_SHORT_SIDE} {SHRUNK_BY}"
+        form = f"jpeg{_QUALITY} short{_SHORT_SIDE} {shrunk_by()}"
         return form if self == Compact() else f"{form} {self.limits} upright={self.upright}"
 
     def __call__(self, data: bytes) -> bytes:
