@@ -1,5 +1,6 @@
 """Connections to web servers, through urllib3, on which every wait has a limit."""
 
+import encodings.idna  # noqa: F401  resolving a name imports it, which fails if no file can be opened then
 import io
 import logging
 import re
@@ -254,15 +255,15 @@ class _Connection(HTTPConnection):
 
     def _resolved(self) -> list[tuple[str, int]]:
         """Return the addresses of the host: in a thread, because `getaddrinfo` has no time limit."""
-        found: SimpleQueue[list[tuple[str, int]] | OSError] = SimpleQueue()
+        found: SimpleQueue[list[tuple[str, int]] | Exception] = SimpleQueue()
 
         def resolve() -> None:
             try:
                 known = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
-            except (OSError, UnicodeError) as error:
-                found.put(
-                    error if isinstance(error, OSError) else socket.gaierror(socket.EAI_NONAME, "not a host name")
-                )
+            except UnicodeError:
+                found.put(socket.gaierror(socket.EAI_NONAME, "not a host name"))
+            except Exception as error:  # noqa: BLE001  the thread that waits must learn of it
+                found.put(error)
             else:
                 found.put([(str(each[4][0]), int(each[4][1])) for each in known])
 
@@ -273,6 +274,8 @@ class _Connection(HTTPConnection):
             raise NoConnectionError(self, "for DNS") from None
         if isinstance(result, OSError):
             raise exceptions.NameResolutionError(self.host, self, cast("socket.gaierror", result)) from result
+        if isinstance(result, Exception):
+            raise result
         return result
 
     def _tunnel(self) -> None:

@@ -2,6 +2,9 @@
 
 import re
 import socket
+import subprocess
+import sys
+import textwrap
 import threading
 import time
 from collections.abc import Iterator
@@ -104,6 +107,36 @@ def test_a_name_that_is_not_resolved_in_time_is_named(monkeypatch: pytest.Monkey
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
     message = failure_of("http://slow.example")
     assert message == "no connection in time: none from slow.example:80 within 0.5 s, waiting for DNS"
+
+
+@pytest.mark.processes
+def test_a_process_that_can_open_no_file_says_so_at_once() -> None:
+    code = """
+        import os, resource
+        from mpload.storage.request_failure import RequestFailure
+        from mpload.storage.web import WebClient
+
+        client = WebClient(connect_seconds=60.0, max_bytes=None)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (os.dup(0) + 1,) * 2)
+        try:
+            client.fetch("http://127.0.0.1:9", "x.bin", None, limit_seconds=60.0)
+        except RequestFailure as failure:
+            print(failure)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=True, timeout=30
+    )
+    assert done.stdout == "connection failed to 127.0.0.1:9 (Too many open files)\n"
+
+
+def test_an_error_while_a_name_is_resolved_reaches_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
+    def resolve(*_: object, **__: object) -> list[object]:
+        raise LookupError("unknown encoding: idna")
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    client = WebClient(connect_seconds=60.0, max_bytes=None)
+    with pytest.raises(LookupError, match="idna"):
+        client.fetch("http://some.example", "x.bin", None, limit_seconds=60.0)
 
 
 @pytest.mark.parametrize("data", [b"\x16\x03\x03\x3f\xff", b"\x16"])
