@@ -12,7 +12,7 @@ from mpload.errors import TooManyBadSamples, cause_of
 from mpload.loader.default_batches import collate_on_cpu, convert_on_cpu
 from mpload.loader.epochs import Epoch
 from mpload.loader.map_run import MapRun
-from mpload.loader.planned import num_tasks
+from mpload.loader.planned import num_tasks, warn_if_all_is_dropped
 from mpload.loader.sample_errors import error_of_failure, sample_error
 from mpload.plan.batch_number import NUM_NUMBERS, BatchNumber
 from mpload.samples.batch_work import ASKED, BATCH, BadItem, BatchFailedError, BatchWork, Wanted, without
@@ -114,13 +114,18 @@ class BatchSource:
 
     def tasks(self, epoch: Epoch) -> Iterator[BatchTask]:
         """Yield the tasks of an epoch for the workers."""
-        self._bad.begin()
+        self._begin(epoch)
         return self._run.whole_tasks(epoch)
 
     def batches(self, epoch: Epoch) -> Iterator[Any]:
         """Make the batches of an epoch in this process. A failed batch does not end the iterator."""
-        self._bad.begin()
+        self._begin(epoch)
         return map(partial(self._make, epoch), self._run.wanted(epoch))
+
+    def _begin(self, epoch: Epoch) -> None:
+        self._bad.begin()
+        if self._run.batching is not None:
+            warn_if_all_is_dropped(epoch, self.plan_of(epoch), name=self._run.name)
 
     def rest(self, epoch: Epoch) -> Iterator[Any]:
         """Make the batches of an epoch that have no task: an empty one, of a rank that has no samples left."""

@@ -13,6 +13,7 @@ from mpload.index.index import records_of
 from mpload.loader.epochs import Epoch
 from mpload.loader.frameworks import samples_of_a_batch
 from mpload.loader.index_runs import IndexRuns
+from mpload.loader.planned import warn_if_all_is_dropped
 from mpload.loader.sample_errors import is_outage
 from mpload.plan.plan import Plan
 
@@ -53,6 +54,8 @@ class EpochIterator(Iterator[Any]):
         if self._worker:  # of a DataLoader: the first one tells the user
             self._run.pipeline.notices.turn_off()
         self._plan = self._run.plan_of(self._cursor.epoch)
+        if not self._worker:
+            warn_if_all_is_dropped(self._cursor.epoch, self._plan, name=self._run.index.path)
         self._order = self._run.order_of(self._cursor.epoch)
         self._run_samples = 0  # length of a run of consecutive samples for this worker; set at the first sample
         # Without batch_size: the next samples, each with the number of samples yielded up to and including it.

@@ -34,7 +34,7 @@ from mpload.loader.epochs import Epoch
 from mpload.loader.forms import Form, fields_of, forms_of, template_of_columns
 from mpload.loader.index_run import IndexRun
 from mpload.loader.index_runs import IndexRuns
-from mpload.loader.planned import SAMPLES_AHEAD, SAMPLES_ANNOUNCED, num_tasks, tasks
+from mpload.loader.planned import SAMPLES_AHEAD, SAMPLES_ANNOUNCED, num_tasks, tasks, warn_if_all_is_dropped
 from mpload.loader.presenting import SlotPresenter
 from mpload.loader.row_groups import row_group_bytes
 from mpload.loader.sample_errors import error_of_failure, sample_error
@@ -208,13 +208,18 @@ class IndexSource:
 
     def tasks(self, epoch: Epoch) -> Iterator[BatchTask]:
         """Yield the tasks of an epoch for the workers."""
-        self._run.pipeline.bad.begin()
-        return tasks(epoch, self.plan_of(epoch))
+        return tasks(epoch, self._begun(epoch))
 
     def batches(self, epoch: Epoch) -> Iterator[Any]:
         """Make the batches of an epoch in this process. A failed batch does not end the iterator."""
+        return map(partial(self._make, epoch), range(self._begun(epoch).num_batches))
+
+    def _begun(self, epoch: Epoch) -> AnyPlan:
+        """Begin an epoch, and return its plan."""
         self._run.pipeline.bad.begin()
-        return map(partial(self._make, epoch), range(self.plan_of(epoch).num_batches))
+        plan = self.plan_of(epoch)
+        warn_if_all_is_dropped(epoch, plan, name=self._run.index.path)
+        return plan
 
     def rest(self, epoch: Epoch) -> Iterator[Any]:
         """Make the batches of an epoch that have no task: an empty one, of a rank that has no samples left."""

@@ -14,7 +14,7 @@ from mpload.loader.default_batches import batch_of_leaves, batch_of_samples, sam
 from mpload.loader.epochs import Epoch
 from mpload.loader.learned_form import LearnedForm
 from mpload.loader.map_run import PlannedRun
-from mpload.loader.planned import SAMPLES_AHEAD, num_tasks, tasks
+from mpload.loader.planned import SAMPLES_AHEAD, num_tasks, tasks, warn_if_all_is_dropped
 from mpload.loader.sample_errors import error_of_failure, sample_error
 from mpload.plan.batch_number import BatchNumber
 from mpload.samples.counts import DECODE_NS
@@ -79,10 +79,12 @@ class MapSource:
 
     def tasks(self, epoch: Epoch) -> Iterator[BatchTask]:
         """Yield the tasks of an epoch for the workers, with the layout that is known by then."""
+        warn_if_all_is_dropped(epoch, self.plan_of(epoch), name=self.name)
         return tasks(epoch, self.plan_of(epoch), layout=lambda: self._form.layout)
 
     def batches(self, epoch: Epoch) -> Iterator[Any]:
         """Make the batches of an epoch in this process. A failed batch does not end the iterator."""
+        warn_if_all_is_dropped(epoch, self.plan_of(epoch), name=self.name)
         return map(partial(self._make, epoch), range(self.plan_of(epoch).num_batches))
 
     def rest(self, epoch: Epoch) -> Iterator[Any]:

@@ -1,15 +1,19 @@
 """The tasks of an epoch whose batches are planned by arithmetic."""
 
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
+from mpload.errors import MploadWarning
 from mpload.loader.epochs import Epoch
 from mpload.plan.batch_number import BatchNumber
 from mpload.plan.batching import AnyPlan
+from mpload.plan.plan import Tail
 from mpload.transport.batches import BatchTask
 from mpload.transport.slots import SlotLayout
+from mpload.units import format_counted
 
-__all__ = ["NO_BATCH", "SAMPLES_AHEAD", "SAMPLES_ANNOUNCED", "is_batch", "num_tasks", "tasks"]
+__all__ = ["NO_BATCH", "SAMPLES_AHEAD", "SAMPLES_ANNOUNCED", "is_batch", "num_tasks", "tasks", "warn_if_all_is_dropped"]
 
 NO_BATCH: Final = object()
 """What a source presents for a task that turned out to have no batch. The loader leaves it out."""
@@ -32,6 +36,20 @@ def num_tasks(plan: AnyPlan) -> int:
     while number and not plan.size(number - 1):
         number -= 1
     return number
+
+
+def warn_if_all_is_dropped(epoch: Epoch, plan: AnyPlan, *, name: object) -> None:
+    """Warn if a whole epoch of the dataset `name` has samples, but no batch: a training loop would do nothing."""
+    if epoch.position or plan.num_batches or not plan.num_samples or plan.tail != Tail.DROP:
+        return
+    world_size = plan.topology.world_size
+    ranks = f" on each of {world_size} ranks" if world_size > 1 else ""
+    warnings.warn(
+        f"{name}: the epoch has no batch: {format_counted(plan.num_samples, 'sample')} cannot fill one batch of "
+        f"{plan.batch_size}{ranks}, and what does not fill a batch is dropped. Lower batch_size, or do not drop it",
+        MploadWarning,
+        stacklevel=4,
+    )
 
 
 def tasks(

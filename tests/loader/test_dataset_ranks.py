@@ -27,6 +27,7 @@ from tests.support.decoders import number_in
 shuffles = st.sampled_from([False, True, BlockShuffle(block_samples=8, window_blocks=3), Sequential(), Shuffle()])
 
 
+@pytest.mark.filterwarnings("ignore:.*the epoch has no batch")
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     num_samples=st.sampled_from([1, 2, 3, 31, 32, 33, 64, 65, 100]),

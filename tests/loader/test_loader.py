@@ -17,6 +17,7 @@ from mpload import (
     ImageDecoder,
     MPDataset,
     MPLoader,
+    MploadWarning,
     RandomResizedCrop,
     RawBytes,
     Topology,
@@ -50,6 +51,33 @@ def test_every_tail_and_rank_yields_the_same_batches_as_the_dataset(folder: Path
     num_workers = 2 if rank == 2 else 0  # whose last batch differs
     with MPLoader(numbers(folder, 50, **options), num_workers=num_workers) as loader:
         assert ids(loader) == ids(numbers(folder, 50, **options))
+
+
+NOTHING = (
+    r"the epoch has no batch: 7 samples cannot fill one batch of 4 on each of 2 ranks, and what does not fill a "
+    r"batch is dropped\. Lower batch_size, or do not drop it"
+)
+
+
+@pytest.mark.processes
+def test_an_epoch_without_a_batch_is_warned_of(folder: Path) -> None:
+    options = {"tail": "drop", "topology": Topology(world_size=2)}
+    dataset = numbers(folder, 7, **options)
+    with pytest.warns(MploadWarning, match=rf"7\.txt: {NOTHING}"):
+        assert not list(dataset)
+    for num_workers in (0, 1):
+        with MPLoader(dataset, num_workers=num_workers) as loader, pytest.warns(MploadWarning, match=NOTHING):
+            assert not list(loader)
+        for collate in (None, list):
+            in_parts = {"batch_size": 4, "drop_last": True, "collate_fn": collate, "topology": Topology(world_size=2)}
+            loader = MPLoader(range(7), num_workers=num_workers, **in_parts)  # type: ignore[call-overload]
+            with loader, pytest.warns(MploadWarning, match=rf"range: {NOTHING}"):
+                assert not list(loader)
+    assert len(list(numbers(folder, 8, **options))) == 1
+    begun, resumed = numbers(folder, 12, tail="drop"), numbers(folder, 12, tail="drop", batch_size=9)
+    next(iter(begun))
+    resumed.load_state_dict(begun.state_dict())
+    assert not list(resumed)  # the epoch has had a batch
 
 
 PIPELINES: list[dict[str, Any]] = [
