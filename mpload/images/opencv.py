@@ -3,14 +3,27 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from mpload.errors import OutageError
+
 __all__ = ["cv2"]
 
 
 class _OpenCV:
-    """Has the attributes of `cv2`, and imports it for the first one."""
+    """Has the attributes of `cv2`, and imports it for the first one.
+
+    Raises:
+        OutageError: it cannot be imported. No sample is to blame, so none is skipped.
+    """
 
     def __getattr__(self, name: str) -> Any:
-        value = getattr(import_module("cv2"), name)
+        try:
+            module = import_module("cv2")
+        except ImportError as error:
+            raise OutageError(
+                f"OpenCV is needed, but cannot be imported: {error}. Install it again: "
+                "pip install --force-reinstall opencv-python-headless"
+            ) from error
+        value = getattr(module, name)
         setattr(self, name, value)
         return value
 

@@ -4,7 +4,6 @@ import io
 import pickle
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -249,12 +248,11 @@ class BatchSeed:
         try:
             if generators.held.are_seeded():
                 generators.held.seed(rng)
+            seed_opencv(seed=self.seed, epoch=self.epoch, sample_id=self.first_id)
             if takes(collate, "rng"):
                 return collate(samples, rng=rng)
             with generators.lent():
                 seed_generators(rng)
-                import_module("cv2")  # it may be first used in the call, which is made only once
-                seed_opencv(seed=self.seed, epoch=self.epoch, sample_id=self.first_id)
                 return collate(samples)
         except FAILURES as error:
             raise CollateError(error) from error

@@ -37,6 +37,7 @@ counts             names of the workers' counters
 index_work         fills a slot with samples of an index
 collated_work      does the same, then makes the batch of them in the slot
 makers             Makers: what makes samples, for each bucket if these have shapes of their own
+opencv_use         finds out whether samples need OpenCV
 bucket_shapes      decodes the images of each bucket to the bucket's shape
 joins              joins the arrays of a batch in a slot: padded, or end to end
 bulk               makes the samples of a whole chunk with a few native calls

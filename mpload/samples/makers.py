@@ -4,17 +4,14 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
-from mpload.images.backends import NATIVE
 from mpload.index.bucket_table import BucketTable
-from mpload.index.columns import path_of
 from mpload.index.index import Index, peers_of
 from mpload.samples.bucket_shapes import BucketShapes, packed_view
 from mpload.samples.by_source import makers_of
+from mpload.samples.opencv_use import may_need_opencv
 from mpload.samples.row_index import RowIndex
 
 __all__ = ["Makers"]
-
-_OPENCV_DECODES = (".png", ".webp", ".bmp", ".tif", ".tiff", ".ppm", ".pgm")
 
 
 class Makers:
@@ -48,7 +45,10 @@ class Makers:
         """The makers of each source of a mixture; None if they do not differ."""
         self.current = self._makers[0]
         """The maker of the bucket in use."""
-        self._uses_opencv = NATIVE is None or _are_for_opencv(index, self.current.sources)
+        decoders_of_files = (self.by_source or self.current).decoders
+        self._uses_opencv = self.current.may_draw_globally or may_need_opencv(
+            index, decoders_of_files, self.current.sources
+        )
         self._start()
 
     def _start(self) -> None:
@@ -87,9 +87,3 @@ class Makers:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._start()
-
-
-def _are_for_opencv(index: Index, sources: Sequence[int]) -> bool:
-    """Return whether OpenCV will most likely decode files of these columns, judging by their names in the first row."""
-    rows = index.records(range(len(index))[:1])
-    return any(path_of(row.cells[number]).lower().endswith(_OPENCV_DECODES) for row in rows for number in sources)

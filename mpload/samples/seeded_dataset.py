@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -55,8 +56,15 @@ class SeededDataset:
     _held: dict[int, HeldGenerators] = field(default_factory=dict, repr=False)
     """By the identity of the code that holds them."""
 
+    def __post_init__(self) -> None:
+        import_module("cv2")  # its generator is seeded; workers that are forked from this process share its memory
+
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_held": {}}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self.__post_init__()
 
     def open(self, worker: int) -> None:
         """Prepare worker number `worker`."""
@@ -134,16 +142,16 @@ class SeededDataset:
             words = rng.integers(0, 1 << 32, size=3).tolist()
             random.seed(words[0])
             np.random.seed(words[1])  # noqa: NPY002  the generator that datasets draw from
-            torch, opencv = sys.modules.get("torch"), sys.modules.get("cv2")
+            torch = sys.modules.get("torch")
             if torch is not None:
                 torch.default_generator.manual_seed(words[2])
             seed_opencv(seed=seed, epoch=epoch, sample_id=key)
             if held.are_seeded():
                 held.seed(rng)
             made = make()
-            if torch is sys.modules.get("torch") and opencv is sys.modules.get("cv2"):
+            if torch is sys.modules.get("torch"):
                 return made
-            # The call has just imported one of them, and may have drawn from its unseeded generator. Call it again.
+            # The call has just imported torch and may have drawn from its unseeded generator. Call it again.
             self._announce(self._info())
 
     def _info(self) -> Any:

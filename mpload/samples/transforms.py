@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpload.errors import FAILURES, ArgumentError
+from mpload.images.opencv import cv2
 from mpload.plan.sample_rng import SampleRng
 from mpload.samples.held_generators import HeldGenerators
 from mpload.samples.seeded_albumentations import SeededAlbumentations, is_of, name_of
@@ -158,18 +159,18 @@ class GlobalGenerators:
     def make(self, make: Callable[[], _T]) -> _T:
         """Return the result of `make`, which seeds the generators if `seeds` is set.
 
-        `make` is called again if it drew unseeded numbers: from a watched generator, or from torch's or OpenCV's in the
-        call that imported that library, as many libraries do only when they are first called.
+        `make` is called again if it drew unseeded numbers: from a watched generator, or from torch's generator in the
+        call that imported torch, as many libraries do only when they are first called.
         """
         while True:
-            was_seeding, had_torch, had_opencv = self.seeds, "torch" in sys.modules, "cv2" in sys.modules
+            was_seeding, had_torch = self.seeds, "torch" in sys.modules
             try:
                 made = make()
             except FAILURES:
-                if self._was_seeded(was_seeding, had_torch) and had_opencv == ("cv2" in sys.modules):
+                if self._was_seeded(was_seeding, had_torch):
                     raise
             else:
-                if self._was_seeded(was_seeding, had_torch) and had_opencv == ("cv2" in sys.modules):
+                if self._was_seeded(was_seeding, had_torch):
                     return made
 
     def _was_seeded(self, was_seeding: bool, had_torch: bool) -> bool:
@@ -197,13 +198,9 @@ def seed_generators(rng: np.random.Generator) -> None:
 
 
 def seed_opencv(*, seed: int, epoch: int, sample_id: int) -> None:
-    """Seed OpenCV's generator, if it is loaded (1 microsecond).
-
-    It is done for every sample, since its state cannot be read to see who draws from it.
-    """
-    if (opencv := sys.modules.get("cv2")) is not None:
-        mixed = ((seed * _MIX[0] + epoch) * _MIX[1] + sample_id) * _MIX[2] & _MAX_WORD
-        opencv.setRNGSeed((mixed ^ mixed >> 29) * _MIX[1] >> 20 & 0x7FFF_FFFF)
+    """Seed OpenCV's generator (1 microsecond), for every sample: its state cannot be read to see who draws from it."""
+    mixed = ((seed * _MIX[0] + epoch) * _MIX[1] + sample_id) * _MIX[2] & _MAX_WORD
+    cv2.setRNGSeed((mixed ^ mixed >> 29) * _MIX[1] >> 20 & 0x7FFF_FFFF)
 
 
 class _PlainTransform:

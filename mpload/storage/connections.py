@@ -3,6 +3,7 @@
 import encodings.idna  # noqa: F401  resolving a name imports it, which fails if no file can be opened then
 import io
 import logging
+import os
 import re
 import socket
 import threading
@@ -263,7 +264,7 @@ class _Connection(HTTPConnection):
             except UnicodeError:
                 found.put(socket.gaierror(socket.EAI_NONAME, "not a host name"))
             except Exception as error:  # noqa: BLE001  the thread that waits must learn of it
-                found.put(error)
+                found.put(_refused_file() or error)
             else:
                 found.put([(str(each[4][0]), int(each[4][1])) for each in known])
 
@@ -287,6 +288,15 @@ class _Connection(HTTPConnection):
                 raise proxy_failure(int(match[1]), f"the proxy {self.host}:{self.port}") from None
             raise
         self.step = "for TLS"
+
+
+def _refused_file() -> OSError | None:
+    """Return the error if this process can open no file. Then `getaddrinfo` calls every name unknown."""
+    try:
+        os.close(os.open(os.devnull, os.O_RDONLY))
+    except OSError as error:
+        return error
+    return None
 
 
 class _TlsConnection(_Connection, HTTPSConnection):

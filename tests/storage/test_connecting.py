@@ -110,23 +110,30 @@ def test_a_name_that_is_not_resolved_in_time_is_named(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.processes
-def test_a_process_that_can_open_no_file_says_so_at_once() -> None:
+@pytest.mark.parametrize(
+    ("host", "what"),
+    [
+        ("127.0.0.1", "connection failed to 127.0.0.1:9"),
+        ("localhost", "name not resolved: DNS knows no address of localhost"),
+    ],
+)
+def test_a_process_that_can_open_no_file_says_so_at_once(host: str, what: str) -> None:
     code = """
-        import os, resource
+        import os, resource, sys
         from mpload.storage.request_failure import RequestFailure
         from mpload.storage.web import WebClient
 
         client = WebClient(connect_seconds=60.0, max_bytes=None)
         resource.setrlimit(resource.RLIMIT_NOFILE, (os.dup(0) + 1,) * 2)
         try:
-            client.fetch("http://127.0.0.1:9", "x.bin", None, limit_seconds=60.0)
+            client.fetch(f"http://{sys.argv[1]}:9", "x.bin", None, limit_seconds=60.0)
         except RequestFailure as failure:
             print(failure)
     """
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=True, timeout=30
+        [sys.executable, "-c", textwrap.dedent(code), host], capture_output=True, text=True, check=True, timeout=30
     )
-    assert done.stdout == "connection failed to 127.0.0.1:9 (Too many open files)\n"
+    assert done.stdout == f"{what} (Too many open files)\n"
 
 
 def test_an_error_while_a_name_is_resolved_reaches_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
