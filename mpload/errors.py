@@ -132,6 +132,8 @@ class OutageError(StorageError):
     The message names the URL, what happened, and what was tried. The samples are not to blame, so they are neither
     skipped nor substituted: the epoch ends, for every value of `on_error`. Check the server, the network and the URL.
     If outages last longer than that, pass `storage=RemoteStorage(retry_seconds=...)` to the `MPDataset`.
+
+    It is also raised if a sample needs OpenCV, and OpenCV cannot be imported.
     """
 
 

@@ -24,7 +24,6 @@ from mpload.images.claims import Claim, unclaimed
 from mpload.images.image import Image, open_image
 from mpload.images.jpeg_header import ImageBytes
 from mpload.images.limits import Limits
-from mpload.images.opencv import cv2
 from mpload.images.resize import Box, Pixels, View
 
 __all__ = ["DrawsGeometry", "Geometry", "check_rng", "decode_as", "open_as", "output_array", "show"]
@@ -212,7 +211,7 @@ def show(decode: DrawsGeometry, image: Image, geometry: Geometry, out: Pixels | 
     else:
         _draw_padded(image, view, out, geometry.fill)
     if geometry.upside_down:
-        cv2.flip(out, 0, dst=out)
+        np.copyto(out, out[::-1])
     return out
 
 

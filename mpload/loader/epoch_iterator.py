@@ -54,8 +54,6 @@ class EpochIterator(Iterator[Any]):
         if self._worker:  # of a DataLoader: the first one tells the user
             self._run.pipeline.notices.turn_off()
         self._plan = self._run.plan_of(self._cursor.epoch)
-        if not self._worker:
-            warn_if_all_is_dropped(self._cursor.epoch, self._plan, name=self._run.index.path)
         self._order = self._run.order_of(self._cursor.epoch)
         self._run_samples = 0  # length of a run of consecutive samples for this worker; set at the first sample
         # Without batch_size: the next samples, each with the number of samples yielded up to and including it.
@@ -66,6 +64,8 @@ class EpochIterator(Iterator[Any]):
         if not self._has_begun:  # not earlier: a DataLoader's worker ends if it cannot begin to iterate
             self._run.check_weights(self._worker)
             self._has_begun = True
+            if not self._worker:
+                warn_if_all_is_dropped(self._cursor.epoch, self._plan, name=self._run.index.path)
         try:
             return self._next_batch() if self._run.batch_size else self._next_sample()
         except SampleError as error:

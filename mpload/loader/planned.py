@@ -8,7 +8,7 @@ from mpload.errors import MploadWarning
 from mpload.loader.epochs import Epoch
 from mpload.plan.batch_number import BatchNumber
 from mpload.plan.batching import AnyPlan
-from mpload.plan.plan import Tail
+from mpload.plan.plan import Plan, Tail
 from mpload.transport.batches import BatchTask
 from mpload.transport.slots import SlotLayout
 from mpload.units import format_counted
@@ -42,11 +42,11 @@ def warn_if_all_is_dropped(epoch: Epoch, plan: AnyPlan, *, name: object) -> None
     """Warn if a whole epoch of the dataset `name` has samples, but no batch: a training loop would do nothing."""
     if epoch.position or plan.num_batches or not plan.num_samples or plan.tail != Tail.DROP:
         return
-    world_size = plan.topology.world_size
-    ranks = f" on each of {world_size} ranks" if world_size > 1 else ""
+    batch = f"one batch of {plan.batch_size}" if isinstance(plan, Plan) else "a batch of any bucket"
+    ranks = f" on each of {plan.topology.world_size} ranks" if plan.topology.world_size > 1 else ""
     warnings.warn(
-        f"{name}: the epoch has no batch: {format_counted(plan.num_samples, 'sample')} cannot fill one batch of "
-        f"{plan.batch_size}{ranks}, and what does not fill a batch is dropped. Lower batch_size, or do not drop it",
+        f"{name}: the epoch has no batch: {format_counted(plan.num_samples, 'sample')} cannot fill {batch}{ranks}, and "
+        "what does not fill a batch is dropped. Use smaller batches or fewer ranks, or do not drop it",
         MploadWarning,
         stacklevel=4,
     )

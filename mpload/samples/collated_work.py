@@ -3,13 +3,13 @@
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mpload.errors import FAILURES, ArgumentError, cause_of
+from mpload.errors import FAILURES, ArgumentError, OutageError, cause_of
+from mpload.images.opencv import load_opencv
 from mpload.plan.batch_number import BatchNumber
 from mpload.samples.joins import Join
 from mpload.samples.parcel import pack, unpack
@@ -81,8 +81,8 @@ class CollatedWork:
     def share(self) -> None:
         """Share what the work of samples shares, and OpenCV, which is seeded before the user's callable is called."""
         if self.collate is not None:
-            with suppress(ImportError):
-                import_module("cv2")
+            with suppress(OutageError):  # raised again for each batch
+                load_opencv()
         if isinstance(self.samples, SharingWork):
             self.samples.share()
 

@@ -1,9 +1,9 @@
 """`Makers`: what makes samples of the bytes of their files, for all samples alike or for each bucket."""
 
 from collections.abc import Mapping, Sequence
-from importlib import import_module
 from typing import Any
 
+from mpload.images.opencv import load_opencv
 from mpload.index.bucket_table import BucketTable
 from mpload.index.index import Index, peers_of
 from mpload.samples.bucket_shapes import BucketShapes, packed_view
@@ -53,7 +53,7 @@ class Makers:
 
     def _start(self) -> None:
         if self._uses_opencv:
-            import_module("cv2")  # so that workers that are forked from this process share its memory
+            load_opencv()  # so that workers that are forked from this process share its memory
 
     def use_bucket(self, bucket: int) -> None:
         """Use this bucket from now on: images have its shape, and substitutes are from among its samples."""

@@ -24,12 +24,18 @@ _OTHERS = (RawBytes, NumpyDecoder, RawArray)
 def may_need_opencv(index: Index, decoders: Iterable[Callable[..., object]], sources: Sequence[int]) -> bool:
     """Return whether decoders of mpload may need OpenCV for the files of an index.
 
-    They need none for JPEGs, if the native decoder was built. The first row tells what the files are, and in a mixture
+    They need none for JPEGs that the native decoder decodes. The first row tells what the files are, and in a mixture
     that of each source. A job whose first files are JPEGs may still need it for another file, and loads it then.
     """
-    if all(isinstance(decoder, _OTHERS) for decoder in decoders):
+    of_files = [decoder for decoder in decoders if not isinstance(decoder, _OTHERS)]
+    if not of_files:
         return False
-    return NATIVE is None or not _are_jpegs(index, {index.columns[number].name for number in sources})
+    if NATIVE is None or any(getattr(decoder, "backend", "auto") == "simplejpeg" for decoder in of_files):
+        return True
+    try:
+        return not _are_jpegs(index, {index.columns[number].name for number in sources})
+    except MploadError:  # raised again when a sample is made
+        return True
 
 
 def _are_jpegs(index: Index, names: set[str]) -> bool:
@@ -45,8 +51,5 @@ def _is_jpeg(index: Index, cell: Cell) -> bool:
         return str(cell).lower().endswith(_ENDINGS)
     if not isinstance(cell, Span) or is_url(index.root) or is_url(cell.path):
         return False
-    try:
-        begin = Span(cell.path, cell.offset_bytes, min(len(_MARKER), cell.length_bytes))
-        return LocalStorage(Path(index.root), allow_outside_root=index.allow_outside_root).read([begin]) == [_MARKER]
-    except MploadError:  # raised again when a sample is read
-        return False
+    begin = Span(cell.path, cell.offset_bytes, min(len(_MARKER), cell.length_bytes))
+    return LocalStorage(Path(index.root), allow_outside_root=index.allow_outside_root).read([begin]) == [_MARKER]

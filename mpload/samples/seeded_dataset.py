@@ -5,11 +5,11 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from importlib import import_module
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
+from mpload.images.opencv import load_opencv
 from mpload.plan.sample_rng import SampleRng
 from mpload.samples.held_generators import HeldGenerators, warn_of_copies
 from mpload.samples.transforms import seed_opencv
@@ -57,7 +57,7 @@ class SeededDataset:
     """By the identity of the code that holds them."""
 
     def __post_init__(self) -> None:
-        import_module("cv2")  # its generator is seeded; workers that are forked from this process share its memory
+        load_opencv()  # its generator is seeded; workers that are forked from this process share its memory
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_held": {}}

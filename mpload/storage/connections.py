@@ -1,6 +1,7 @@
 """Connections to web servers, through urllib3, on which every wait has a limit."""
 
 import encodings.idna  # noqa: F401  resolving a name imports it, which fails if no file can be opened then
+import errno
 import io
 import logging
 import os
@@ -295,7 +296,8 @@ def _refused_file() -> OSError | None:
     try:
         os.close(os.open(os.devnull, os.O_RDONLY))
     except OSError as error:
-        return error
+        if error.errno in {errno.EMFILE, errno.ENFILE}:
+            return error
     return None
 
 

@@ -49,7 +49,7 @@ def printed(code: str, *arguments: object, path: Path | None = None) -> str:
     """Return what a program prints. It finds modules in the folder `path` first."""
     command = [sys.executable, "-c", textwrap.dedent(code), *map(str, arguments)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, [*([path] if path else []), *sys.path]))}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment, cwd=path)
     assert not done.returncode, done.stderr
     return done.stdout.strip()
 
@@ -100,8 +100,9 @@ def test_code_of_the_user_that_imports_it_is_called_once_with_a_seeded_generator
 
 
 @pytest.mark.processes
-def test_no_sample_is_skipped_because_it_cannot_be_imported(folder: Path, tmp_path: Path) -> None:
-    (tmp_path / "cv2.py").write_text("raise ImportError('libGL.so.1: cannot open shared object file')")
+@pytest.mark.parametrize("error", ["ImportError", "AttributeError"])
+def test_no_sample_is_skipped_because_it_cannot_be_imported(folder: Path, tmp_path: Path, error: str) -> None:
+    (tmp_path / "cv2.py").write_text(f"raise {error}('libGL.so.1: cannot open shared object file')")
     lines = [f"{folder}/{number}.{'png' if number == 3 else 'jpg'}\t{number}\n" for number in range(NUM_FILES)]
     (tmp_path / "mixed.txt").write_text("#mpload 1\n#root /\n#columns image:path label:int\n" + "".join(lines))
     code = """
@@ -117,7 +118,9 @@ def test_no_sample_is_skipped_because_it_cannot_be_imported(folder: Path, tmp_pa
                 except mpload.SampleError as error:
                     print(error)
     """
-    for line in printed(code, tmp_path / "mixed.txt", path=tmp_path).splitlines():
+    lines = printed(code, tmp_path / "mixed.txt", path=tmp_path).splitlines()
+    assert len(lines) == 2
+    for line in lines:
         assert "3.png" in line
         assert "OpenCV is needed, but cannot be imported: libGL.so.1: cannot open shared object file" in line
 
@@ -126,6 +129,7 @@ def test_no_sample_is_skipped_because_it_cannot_be_imported(folder: Path, tmp_pa
 def test_decoders_that_never_use_it_do_not_need_it(folder: Path, decode: Callable[..., object]) -> None:
     assert not may_need_opencv(open_index(folder / "png.txt"), [decode], [0])
     assert may_need_opencv(open_index(folder / "png.txt"), [decode, ImageDecoder()], [0])
+    assert may_need_opencv(open_index(folder / "jpg.txt"), [decode, RandomResizedCrop(32, backend="simplejpeg")], [0])
 
 
 def test_the_first_row_of_each_source_tells_whether_it_is_needed(folder: Path, tmp_path: Path) -> None:
@@ -142,4 +146,7 @@ def test_the_first_row_of_each_source_tells_whether_it_is_needed(folder: Path, t
         (tmp_path / source.path.stem / "shard-000000.tar").unlink()
         assert is_needed(open_index(packed))  # the sample's own error comes later
     (tmp_path / "unknown.txt").write_text("photo\t0\n")
-    assert is_needed(open_index(tmp_path / "unknown.txt"))
+    unknown = open_index(tmp_path / "unknown.txt")
+    assert is_needed(unknown)
+    (tmp_path / "unknown.txt").write_text("other\t0\n")
+    assert is_needed(unknown)  # an error of a changed index comes later, too
