@@ -175,9 +175,9 @@ def test_importing_mpload_loads_nothing_heavy() -> None:
 @pytest.mark.processes
 def test_a_loader_imports_nothing_that_its_first_batch_does_not_need() -> None:
     loaded = loaded_by("from mpload import MPDataset, MPLoader, RandomResizedCrop")
-    assert {"torch", "cv2"} <= loaded
+    assert "torch" in loaded
     assert loaded.isdisjoint(
-        {"albumentations", "jinja2", "matplotlib", "obstore", "pandas", "pyarrow", "rich", "typer"}
+        {"albumentations", "cv2", "jinja2", "matplotlib", "obstore", "pandas", "pyarrow", "rich", "typer"}
     )
 
 

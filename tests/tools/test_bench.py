@@ -185,10 +185,10 @@ def test_without_workers_fork_and_spawn_are_one_case() -> None:
     "loaders", [["list-fork", "mploader"], pytest.param(list(LOADER_NAMES), marks=pytest.mark.slow)]
 )
 def test_every_list_is_read_completely_and_its_memory_is_measured(
-    tmp_path: Path, loaders: list[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path_factory: pytest.TempPathFactory, loaders: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (folder := tmp_path / "lists").mkdir()
-    (temporary := tmp_path / "temporary").mkdir()
+    folder = tmp_path_factory.mktemp("lists")
+    temporary = tmp_path_factory.mktemp("t")  # a DataLoader's workers hang if the path of a socket in it is too long
     monkeypatch.setenv("TMPDIR", str(temporary))
     cases = all_cases(loaders, [3000], [2])
     results = list(measure_memory(cases, num_epochs=2, max_seconds=60.0, folder=folder))
