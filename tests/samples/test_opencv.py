@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from mpload import Mixture, PackOptions, open_index, pack_index
+from mpload.images.backends import NATIVE
 from mpload.images.decoders import ImageDecoder, NumpyDecoder, RandomResizedCrop, RawBytes
 from mpload.index.index import Index
 from mpload.loader.mixing import open_mixture
@@ -20,6 +21,7 @@ from mpload.samples.opencv_use import may_need_opencv
 from tests.support.jpegs import make
 
 NUM_FILES = 6
+needs_native = pytest.mark.skipif(NATIVE is None, reason="the native decoder is not built")
 
 
 def written(folder: Path, ending: str) -> Path:
@@ -55,7 +57,7 @@ def printed(code: str, *arguments: object, path: Path | None = None) -> str:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize(("what", "is_used"), [("jpg.txt", False), ("png.txt", True), ("map-style", True)])
+@pytest.mark.parametrize(("what", "is_used"), [("jpg.txt", NATIVE is None), ("png.txt", True), ("map-style", True)])
 def test_a_job_of_jpegs_loads_it_in_no_process_and_others_before_they_start_workers(
     folder: Path, what: str, is_used: bool
 ) -> None:
@@ -99,6 +101,7 @@ def test_code_of_the_user_that_imports_it_is_called_once_with_a_seeded_generator
     assert len({number for worker, _, number in two["stream"]}) == 6
 
 
+@needs_native
 @pytest.mark.processes
 @pytest.mark.parametrize("error", ["ImportError", "AttributeError"])
 def test_no_sample_is_skipped_because_it_cannot_be_imported(folder: Path, tmp_path: Path, error: str) -> None:
@@ -132,6 +135,7 @@ def test_decoders_that_never_use_it_do_not_need_it(folder: Path, decode: Callabl
     assert may_need_opencv(open_index(folder / "jpg.txt"), [decode, RandomResizedCrop(32, backend="simplejpeg")], [0])
 
 
+@needs_native
 def test_the_first_row_of_each_source_tells_whether_it_is_needed(folder: Path, tmp_path: Path) -> None:
     def is_needed(index: Index) -> bool:
         return may_need_opencv(index, [RandomResizedCrop(32)], [0])
