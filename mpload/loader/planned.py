@@ -46,7 +46,7 @@ def warn_if_all_is_dropped(epoch: Epoch, plan: AnyPlan, *, name: object) -> None
     ranks = f" on each of {plan.topology.world_size} ranks" if plan.topology.world_size > 1 else ""
     warnings.warn(
         f"{name}: the epoch has no batch: {format_counted(plan.num_samples, 'sample')} cannot fill {batch}{ranks}, and "
-        "what does not fill a batch is dropped. Use smaller batches or fewer ranks, or do not drop it",
+        'tail="drop" (or drop_last=True) drops the rest. Use smaller batches or fewer ranks, or tail="pad"',
         MploadWarning,
         stacklevel=4,
     )

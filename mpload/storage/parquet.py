@@ -42,7 +42,7 @@ class ParquetStorage:
         kept_bytes: memory for decoded row groups, and for decoding another one. The least recently used one is evicted
             first. One is always kept.
 
-    Memory: `kept_bytes`, plus about 25 MiB for pyarrow, which is imported at the first read.
+    Memory: `kept_bytes`, plus about 25 MiB for pyarrow, which processes forked from this one share.
     Process: may be forked and pickled; each process opens the files again. Threads take turns.
     """
 

@@ -54,8 +54,8 @@ def test_every_tail_and_rank_yields_the_same_batches_as_the_dataset(folder: Path
 
 
 NOTHING = (
-    r"the epoch has no batch: 7 samples cannot fill one batch of 4 on each of 2 ranks, and what does not fill a "
-    r"batch is dropped\. Use smaller batches or fewer ranks, or do not drop it"
+    r"the epoch has no batch: 7 samples cannot fill one batch of 4 on each of 2 ranks, and tail=\"drop\" "
+    r"\(or drop_last=True\) drops the rest\. Use smaller batches or fewer ranks, or tail=\"pad\""
 )
 
 
