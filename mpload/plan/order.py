@@ -223,7 +223,14 @@ class _BlockShuffledOrder:
         return ids.view(np.int64)
 
     def due_blocks(
-        self, start: int, stop: int, *, is_first: bool, is_last: bool = False, max_blocks: int | None = None
+        self,
+        start: int,
+        stop: int,
+        *,
+        is_first: bool,
+        is_last: bool = False,
+        max_blocks: int | None = None,
+        is_shared: bool = True,
     ) -> tuple[list[range], list[range]]:
         """Return which blocks to load before positions `start` to `stop` (exclusive), and which to free after them.
 
@@ -238,6 +245,9 @@ class _BlockShuffledOrder:
             is_first: whether a run starts here.
             is_last: whether the epoch ends here; all blocks are freed then.
             max_blocks: the most blocks that memory holds, at least `window_blocks`; None means that it holds all.
+            is_shared: whether other ranks share the memory. They may be behind by some batches. If there are none, all
+                blocks of a window are freed when the next one begins: on a slow disk, most of the time is then spent
+                on waiting for the blocks of that one, and their place is needed.
 
         Returns:
             Two lists with the sample_ids of each block: the blocks to load and the blocks to free.
@@ -249,8 +259,19 @@ class _BlockShuffledOrder:
             self._cell(start) // self.block_samples // window * window if is_first else self._num_loaded(before, late)
         )
         coming = range(loaded, self._num_loaded(last, late))
-        done = range(self._num_freed(before, late), self.blocks.num_values if is_last else self._num_freed(last, late))
+        freed_late = late if is_shared else window
+        freed = self.blocks.num_values if is_last else self._num_freed(last, freed_late)
+        done = range(self._num_freed(before, freed_late), freed)
         return self._ranges_of(coming), self._ranges_of(done)
+
+    def window_end(self, block: range) -> int:
+        """Return a position after the last one at which a sample of a block is used, and before the next window's end.
+
+        Args:
+            block: the sample_ids of the block.
+        """
+        number = np.array([block.start // self.block_samples], np.uint64)
+        return (int(self.blocks.inverse(number)[0]) // self.window_blocks + 1) * self.window_blocks * self.block_samples
 
     def _cell(self, position: int) -> int:
         """Return the cell of a position; within the short block's window, the gap is not counted."""

@@ -1,6 +1,6 @@
 """Loads whole blocks of records into the page cache before their turn, and frees them afterwards."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Protocol, runtime_checkable
@@ -8,15 +8,18 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from mpload.errors import MploadError
+from mpload.index.index import lines_of
+from mpload.index.lines import Lines
 from mpload.memory.machine import MemoryGauge
 from mpload.plan.batch_number import BatchNumber
 from mpload.plan.batching import Batching
 from mpload.samples.pipeline import Pipeline
+from mpload.samples.reading import SpreadStorage
 from mpload.storage.local import LocalStorage, PageCache
 from mpload.storage.merging import merged
 from mpload.storage.opening import LocalOrRemote
 from mpload.storage.protocols import PageStorage
-from mpload.storage.ranges import ByteRange
+from mpload.storage.ranges import ByteRange, Span
 from mpload.storage.remote import RemoteStorage
 from mpload.units import KIB
 
@@ -35,9 +38,13 @@ class _BlockOrder(Protocol):
     window_blocks: int
 
     def due_blocks(
-        self, start: int, stop: int, *, is_first: bool, is_last: bool, max_blocks: int | None
+        self, start: int, stop: int, *, is_first: bool, is_last: bool, max_blocks: int | None, is_shared: bool
     ) -> tuple[list[range], list[range]]:
         """Return the blocks to load before these positions are reached, and the blocks to free after them."""
+        ...
+
+    def window_end(self, block: range) -> int:
+        """Return a position after the last one at which a sample of a block is used."""
         ...
 
 
@@ -60,6 +67,8 @@ class BlockReads:
         self._has_begun = False
         self._max_blocks: int | None = None
         self._frees = True
+        self._loads = False
+        self._latest = 0, 0, 0  # seed, epoch and last position of the latest samples
 
     def load(self, number: BatchNumber, first: int, last: int) -> list[range]:
         """Load the blocks that become due with samples `first` to `last` (exclusive) of a batch.
@@ -91,17 +100,46 @@ class BlockReads:
             is_first=not self._has_begun or start == number.start,
             is_last=number.batch == plan.num_batches - 1 and last == len(positions),
             max_blocks=self._max_blocks,
+            is_shared=number.topology.world_size > 1,
         )
         self._has_begun = True
-        if self._max_blocks is None or self._max_blocks >= order.window_blocks:
-            self._act(pipeline.opened_storage.prefetch, coming)
+        self._latest = number.seed, number.epoch, int(positions[last - 1])
+        self._loads = self._max_blocks is None or self._max_blocks >= order.window_blocks
+        if self._loads:
+            for block in coming:
+                end = number.seed, number.epoch, order.window_end(block)
+                pipeline.ahead.run(partial(self._prefetch, self._spans_of([block]), end))
         return done if self._frees else []
+
+    def are_cached(self, lines: Lines) -> bool:
+        """Return whether the page cache holds samples, because their blocks were loaded.
+
+        The middle byte of each span stands for all of them. False too if a sample is in a file of its own.
+        """
+        storage = self._pipeline.opened_storage
+        if not self._loads or not isinstance(storage, LocalStorage):
+            return False
+        middles: dict[str, list[int]] = {}
+        try:
+            for path, offset_bytes, length_bytes in _runs_of(self._pipeline, lines):
+                middles.setdefault(path, []).append(offset_bytes + length_bytes // 2)
+            if sum(map(len, middles.values())) < len(lines) * len(self._pipeline.sources):
+                return False
+            return all(storage.has_cached(path, offsets) for path, offsets in middles.items())
+        except MploadError:  # raised again when the samples are made
+            return False
 
     def free(self, blocks: Sequence[range]) -> None:
         """Free blocks whose turn is over."""
         storage = self._pipeline.opened_storage
         if blocks and isinstance(storage, PageStorage):
-            self._act(storage.forget, blocks)
+            self._pipeline.ahead.run(partial(_each, storage.forget, self._spans_of(blocks)))
+
+    def _prefetch(self, spans: Sequence[Span], end: tuple[int, int, int]) -> None:
+        """Load a block, unless its window is over: other processes have loaded it, and freed it since."""
+        storage = self._pipeline.opened_storage
+        if self._latest < end and isinstance(storage, PageStorage):
+            _each(storage.prefetch, spans)
 
     def _choose(self, order: _BlockOrder) -> None:
         """Choose how many blocks to hold, and whether to free them."""
@@ -126,10 +164,37 @@ class BlockReads:
             if self._frees and isinstance(storage, LocalStorage | LocalOrRemote):
                 storage.save_page_cache()
 
-    def _act(self, act: Callable[[ByteRange], None], blocks: Sequence[range]) -> None:
-        pipeline = self._pipeline
+    def _spans_of(self, blocks: Sequence[range]) -> list[Span]:
+        """Return spans that hold the samples of blocks. Blocks whose lines cannot be read are left out."""
+        found = []
         for sample_ids in blocks:
             with suppress(MploadError):  # raised again when the samples are made
-                ranges = [item for record in pipeline.index.records(sample_ids) for item in pipeline.ranges_of(record)]
-                for item in merged(ranges, max_gap_bytes=_GAP_BYTES):
-                    pipeline.ahead.run(partial(act, item))
+                runs = _runs_of(self._pipeline, lines_of(self._pipeline.index, sample_ids))
+                found += merged(runs, max_gap_bytes=_GAP_BYTES)
+        return found
+
+
+def _each(act: Callable[[ByteRange], None], spans: Sequence[Span]) -> None:
+    for span in spans:
+        with suppress(MploadError):
+            act(span)
+
+
+def _runs_of(pipeline: Pipeline, lines: Lines) -> Iterator[tuple[str, int, int]]:
+    """Yield path, offset and length of the spans of samples; whole files are left out.
+
+    A worker frees many blocks at the end of an epoch, before it hands over its last samples. So no records are made
+    of their lines if that can be avoided: it takes nine times as long.
+    """
+    columns = [lines.spans(column) for column in pipeline.sources]
+    if isinstance(pipeline.opened_storage, SpreadStorage) or any((each.paths < 0).any() for each in columns):
+        for record in lines.records():
+            for item in pipeline.ranges_of(record):
+                if item.length_bytes is not None:
+                    yield item.path, item.offset_bytes, item.length_bytes
+        return
+    for spans in columns:
+        paths, offsets, lengths = spans.paths.tolist(), spans.offsets.tolist(), spans.lengths.tolist()
+        for (start, stop), offset_bytes, length_bytes in zip(paths, offsets, lengths, strict=True):
+            if length_bytes >= 0:
+                yield lines.data[start:stop].decode("utf-8", "surrogateescape"), offset_bytes, length_bytes

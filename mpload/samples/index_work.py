@@ -143,6 +143,7 @@ class PipelineWork:
             chunk = self._samples_of(self.wanted_ids(number, first, last, lambda: slot))
         bulk = self._bulk and partial(self._bulk.make, chunk.lines, arrays, number=number, first=first, report=report)
         left: Mapping[int, Ready | None] = dict.fromkeys(range(last - first))
+        self.pipeline.ahead.is_paused = self._blocks.are_cached(chunk.lines)
         if bulk and self._is_local and not self.pipeline.ahead.is_active:
             left = bulk()
         done = self._blocks.load(number, first, last)
@@ -154,7 +155,9 @@ class PipelineWork:
                 self.pipeline.ahead.release(np.delete(chunk.lines.sample_ids, list(left)).tolist())
         if left:
             self._fill_one_by_one(number, arrays, first, chunk, left, report)
-        if self.pipeline.ahead.is_active:
+        if self.pipeline.ahead.is_paused:
+            self.pipeline.ahead.release(chunk.lines.sample_ids.tolist())
+        if self.pipeline.ahead.was_active:
             self._note_begun(report)
         self._blocks.free(done)
         report.tally.add(Tally(counts=self.pipeline.take_counts()))

@@ -4,7 +4,7 @@ import mmap
 import os
 import sys
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from enum import StrEnum, auto
 from pathlib import Path
@@ -173,6 +173,19 @@ class LocalStorage:
         for start in range(item.offset_bytes, end, _PREFETCH_BYTES):
             if not os.preadv(shard.descriptor, [buffer[: end - start]], start):
                 break  # the span ends after the end of the shard; reading its sample will raise the error
+
+    def has_cached(self, path: str, offsets: Iterable[int]) -> bool:
+        """Return whether the page cache holds the bytes at these offsets of a shard.
+
+        The kernel begins to load the first one that it does not hold. False too where that cannot be found out.
+        """
+        if not hasattr(os, "RWF_NOWAIT"):
+            return False
+        shard, byte = self._shard(path), bytearray(1)
+        try:
+            return all(os.preadv(shard.descriptor, [byte], offset, os.RWF_NOWAIT) for offset in offsets)
+        except OSError:  # nearly always a BlockingIOError
+            return False
 
     def share_files(self) -> None:
         """Let all processes that are forked from this one read the same folder and shards; see `SharingStorage`."""

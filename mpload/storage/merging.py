@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpload.errors import ArgumentError
-from mpload.storage.ranges import ByteRange, Span
+from mpload.storage.ranges import Span
 
 __all__ = ["MergedReads", "merge_nearby", "merged"]
 
@@ -88,16 +88,15 @@ def merge_nearby(
     )
 
 
-def merged(ranges: Iterable[ByteRange], *, max_gap_bytes: int, max_read_bytes: int = _MAX_OFFSET_BYTES) -> list[Span]:
-    """Return spans that hold all spans in `ranges`; neighbours in a file share one. Whole files are left out."""
-    spans: dict[str, list[tuple[int, int]]] = {}
-    for item in ranges:
-        if item.length_bytes is not None:
-            spans.setdefault(item.path, []).append((item.offset_bytes, item.length_bytes))
+def merged(runs: Iterable[tuple[str, int, int]], *, max_gap_bytes: int) -> list[Span]:
+    """Return spans that hold all runs of bytes, each a path, an offset and a length; neighbours in a file share one."""
+    runs_of: dict[str, list[tuple[int, int]]] = {}
+    for path, offset_bytes, length_bytes in runs:
+        runs_of.setdefault(path, []).append((offset_bytes, length_bytes))
     found = []
-    for path, runs in spans.items():
-        offsets, lengths = np.array(runs, np.int64).T.copy()
-        reads = merge_nearby(offsets, lengths, max_gap_bytes=max_gap_bytes, max_read_bytes=max_read_bytes)
+    for path, of_path in runs_of.items():
+        offsets, lengths = np.array(of_path, np.int64).T.copy()
+        reads = merge_nearby(offsets, lengths, max_gap_bytes=max_gap_bytes, max_read_bytes=_MAX_OFFSET_BYTES)
         found += [Span(path, *read) for read in zip(reads.offsets.tolist(), reads.lengths.tolist(), strict=True)]
     return found
 

@@ -86,9 +86,10 @@ class ReadAhead:
         self._is_possible = self.max_parallel_reads > 1
         self._remote: RemoteReads | None = storage if isinstance(storage, RemoteReads) else None
         self._read_one: Read = partial(_read_one, storage) if self._remote is None else self._remote.read_wanted
-        self.is_active = self._is_possible and self._remote is not None
-        """Whether reads are slow enough that `plan` pays."""
-        self.was_active = self.is_active
+        self._is_active = self._is_possible and self._remote is not None
+        self.is_paused = False
+        """Whether samples are requested that the page cache holds: they are read at once, until reads are slow."""
+        self.was_active = self._is_active
         """Whether `is_active` was ever true."""
         self._latencies = Latencies()
         self.uses = UseTimes(monotonic_ns)
@@ -114,6 +115,11 @@ class ReadAhead:
         self.uses.pause()
         self._failed_ns = self._num_fast_probes = self._next_probe_ns = 0  # the first is the time of the latest failure
         self._probe: int | None = None  # the sample that is left to be read when it is requested
+
+    @property
+    def is_active(self) -> bool:
+        """Whether reads are slow enough that `plan` pays."""
+        return self._is_active and not self.is_paused
 
     @property
     def depth(self) -> int:
@@ -199,12 +205,11 @@ class ReadAhead:
         start_ns = self._clock_ns()
         try:
             found = None if pieces is None else self._collect(pieces)
-            if found is None:
-                if sample_id == self._probe:
-                    found = self.measured(lambda: self._storage.read(ranges))
-                    self._probe = None
-                else:
-                    found = self._storage.read(ranges)
+            if found is None and sample_id == self._probe:
+                self._probe = None
+                found = self.measured(lambda: self._storage.read(ranges))
+            elif found is None:
+                found = self._storage.read(ranges)
         except StorageError:
             self._failed_ns = max(self._clock_ns() - start_ns, *(piece.fetch.read_ns for piece in pieces or ()), 0)
             raise
@@ -331,13 +336,10 @@ class ReadAhead:
                 return True
         if self._threads.start(num_wanted):
             return True
-        self._is_possible = self.is_active = False
-        self._restart()
-        return False
-
-    def _restart(self) -> None:
+        self._is_possible = self._is_active = False
         self._threads.end()
         self._start()
+        return False
 
     def measured(self, read: Callable[[], _Read]) -> _Read:
         """Call `read`, measure it, and return its result. Use it for reads of samples that were not read ahead."""
@@ -354,8 +356,8 @@ class ReadAhead:
         return result
 
     def _activate(self) -> None:
-        self.is_active, self._num_fast_probes = self._is_possible, 0
-        self.was_active = self.was_active or self.is_active
+        self._is_active, self.is_paused, self._num_fast_probes = self._is_possible, False, 0
+        self.was_active = self.was_active or self._is_active
 
     def _judge(self, read_ns: int, *, is_slow: bool) -> None:
         """Decide whether reads are slow, from one that was not read ahead."""
@@ -368,18 +370,15 @@ class ReadAhead:
         self._next_probe_ns = self._clock_ns() + _PROBES_COST_ONE_IN * read_ns
         self._num_fast_probes = 0 if is_slow else self._num_fast_probes + 1
         if self._num_fast_probes >= _FAST_PROBES:
-            self.is_active = False
+            self.plan({})
+            self._is_active = False
             self._slow_reads.forget()
-            self._restart()
 
     def _is_left_as_probe(self, fetch: Fetch) -> bool:
         """Return whether a read is left out as a probe. A read that several samples share never is."""
-        if (
-            self._remote is not None
-            or self._probe is not None
-            or fetch.sample_id is None
-            or self._clock_ns() < self._next_probe_ns
-        ):
+        if self._remote is not None or self._probe is not None or fetch.sample_id is None:
+            return False
+        if self._clock_ns() < self._next_probe_ns:
             return False
         pieces = self._pieces[fetch.sample_id]
         if any(piece.fetch.is_begun for piece in pieces):  # the disk may have loaded this one along with it
