@@ -16,9 +16,12 @@ from hypothesis import strategies as st
 
 from mpload import BlockShuffle, MPDataset, MPLoader, RawBytes, Topology
 from mpload.errors import ArgumentError
-from mpload.samples.block_reads import max_blocks_in
+from mpload.index.index import lines_of
+from mpload.index.lines import NATIVE
+from mpload.samples.block_reads import _runs_of, max_blocks_in
 from mpload.storage.local import LocalStorage
 from mpload.storage.ranges import ByteRange
+from mpload.storage.read_ahead import ReadAhead
 from tests.support.batches import plain
 from tests.support.chunks import OneWorker
 from tests.support.storages import FILE, SlowPages, span
@@ -111,9 +114,16 @@ def test_an_unknown_page_cache_choice_is_refused(tmp_path: Path) -> None:
     extra_blocks=st.none() | st.integers(0, 15),
     cuts=st.lists(st.integers(0, 400), max_size=20),
     start=st.integers(0, 399),
+    is_shared=st.booleans(),
 )
 def test_each_block_is_loaded_before_it_is_needed_and_freed_afterwards(
-    num_samples: int, block_samples: int, window_blocks: int, extra_blocks: int | None, cuts: list[int], start: int
+    num_samples: int,
+    block_samples: int,
+    window_blocks: int,
+    extra_blocks: int | None,
+    cuts: list[int],
+    start: int,
+    is_shared: bool,
 ) -> None:
     choice = BlockShuffle(block_samples=block_samples, window_blocks=window_blocks)
     order = choice.order(num_samples=num_samples, seed=1, epoch=2)
@@ -124,9 +134,17 @@ def test_each_block_is_loaded_before_it_is_needed_and_freed_afterwards(
     freed: list[range] = []
     for first, last in itertools.pairwise(bounds):
         coming, done = order.due_blocks(  # type: ignore[attr-defined]
-            first, last, is_first=first == start, is_last=last == num_samples, max_blocks=max_blocks
+            first,
+            last,
+            is_first=first == start,
+            is_last=last == num_samples,
+            max_blocks=max_blocks,
+            is_shared=is_shared,
         )
         came += coming
+        if not is_shared and first % (window_blocks * block_samples):  # the windows before this one are over
+            over = {block for block in came if order.window_end(block) <= first}  # type: ignore[attr-defined]
+            assert over <= {*freed, *done}
         wanted = set(order.sample_ids(np.arange(first, last)).tolist())
         assert wanted <= {sample_id for block in came for sample_id in block}
         assert not wanted & {sample_id for block in freed for sample_id in block}
@@ -157,6 +175,21 @@ def test_blocks_that_memory_holds_are_loaded_up_to_a_window_ahead(
             assert num_came == min(num_blocks, (place + 1) + most - window_blocks)
         num_freed += len(done)
         assert num_came - num_freed <= most + 1
+
+
+@given(num_samples=st.integers(1, 400), block_samples=st.integers(1, 40), window_blocks=st.integers(1, 6))
+def test_a_window_ends_after_the_last_use_of_its_blocks_and_before_the_next_ones(
+    num_samples: int, block_samples: int, window_blocks: int
+) -> None:
+    order = BlockShuffle(block_samples=block_samples, window_blocks=window_blocks).order(
+        num_samples=num_samples, seed=3, epoch=1
+    )
+    sample_ids = order.sample_ids(np.arange(num_samples)).tolist()
+    for start in range(0, num_samples, block_samples):
+        block = range(start, min(start + block_samples, num_samples))
+        end = order.window_end(block)  # type: ignore[attr-defined]
+        last_use = max(position for position, sample_id in enumerate(sample_ids) if sample_id in block)
+        assert last_use < end <= last_use + (window_blocks + 1) * block_samples
 
 
 @pytest.mark.parametrize(
@@ -227,3 +260,82 @@ def test_blocks_are_read_whole_from_a_fast_disk_only_if_the_kernel_reads_nothing
         worker.batch(batch, chunk_samples=8)
     wanted = num_samples * sample_bytes if page_cache == "drop" else 0
     assert wait_until(lambda: sum(loaded) == wanted)
+
+
+# --- what is in the page cache already
+
+
+def shard_dataset(folder: Path, *, num_samples: int, storage: Any, **options: Any) -> MPDataset:
+    """Return a dataset of equal samples in one shard, in blocks of 25."""
+    path, sample_bytes = folder / "shard", 5000
+    path.write_bytes(random.Random(0).randbytes(num_samples * sample_bytes))
+    drop_all(path)
+    if resident_pages(path):
+        pytest.skip("this file system is in memory (tmpfs)")
+    lines = [f"{number * sample_bytes}+{sample_bytes}@shard\t{number}\n" for number in range(num_samples)]
+    (folder / "all.txt").write_text("#mpload 1\n#columns data:span label:int\n" + "".join(lines))
+    return MPDataset(
+        folder / "all.txt",
+        decode=RawBytes(),
+        batch_size=25,
+        shuffle=BlockShuffle(block_samples=25, window_blocks=2),
+        topology=Topology(),
+        storage=storage,
+        **options,
+    )
+
+
+def test_has_cached_tells_which_bytes_are_in_the_page_cache(written: Path) -> None:
+    with LocalStorage(written.parent) as storage:
+        assert not storage.has_cached("shard", [100_000])
+        storage.prefetch(span(100_000, 500_000))
+        assert storage.has_cached("shard", [100_000, 300_000, 599_999])
+        storage.save_page_cache()
+        storage.forget(span(400_000, 100_000))
+        assert not storage.has_cached("shard", [100_000, 450_000])
+        assert not storage.has_cached("shard", [written.stat().st_size]), "no byte is there"
+
+
+def test_samples_that_their_blocks_have_loaded_are_not_read_ahead(tmp_path: Path) -> None:
+    worker = OneWorker(shard_dataset(tmp_path, num_samples=400, storage=None, page_cache="drop"))
+    ahead = worker.work.pipeline.ahead
+    ahead._activate()
+    worker.batch(0, chunk_samples=25)
+    assert wait_until(lambda: resident_pages(tmp_path / "shard") >= 3 * 25 * 5000 // mmap.PAGESIZE)
+    worker.batch(1, chunk_samples=25)
+    assert (ahead.is_paused, ahead.is_active) == (True, False)
+    drop_all(tmp_path / "shard")
+    worker.batch(2, chunk_samples=25)
+    assert (ahead.is_paused, ahead.is_active) == (False, True)
+
+
+def test_a_block_is_not_loaded_when_its_window_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process has loaded and freed it. This one comes to it late, as its threads were busy."""
+    jobs: list[Any] = []
+    monkeypatch.setattr(ReadAhead, "run", lambda _, job: jobs.append(job))
+    loaded: list[ByteRange] = []
+    monkeypatch.setattr(LocalStorage, "prefetch", lambda _, item: loaded.append(item))
+    worker = OneWorker(shard_dataset(tmp_path, num_samples=400, storage=None, page_cache="drop"))
+    worker.batch(0, chunk_samples=25)
+    first = list(jobs)
+    for batch in range(1, 3):
+        worker.batch(batch, chunk_samples=25)
+    jobs.clear()
+    for job in first:
+        job()
+    assert len(first) == 3, "the two blocks of the first window, and one of the next"
+    assert sum(item.length_bytes or 0 for item in loaded) == 25 * 5000
+
+
+def test_spans_are_found_without_records_and_with_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    work = OneWorker(shard_dataset(tmp_path, num_samples=50, storage=None)).work
+    lines = lines_of(work.pipeline.index, range(10, 50))
+    found = list(_runs_of(work.pipeline, lines))
+    assert found == [
+        (item.path, item.offset_bytes, item.length_bytes)
+        for record in lines.records()
+        for item in work.pipeline.ranges_of(record)
+    ]
+    if NATIVE is not None:
+        monkeypatch.setattr(type(lines), "records", None)
+        assert list(_runs_of(work.pipeline, lines)) == found
