@@ -13,6 +13,7 @@ starts with an empty page cache, in a fresh process with two workers:
 
 The results are the bytes that were read from the device, as a multiple of the data; the bytes of samples per second, as
 a fraction of the device's limit; and the samples per second: from the first megabyte that is read until the last batch.
+They are medians of several epochs, for which the contestants take turns.
 
 Records: benchmarks/records/limited_memory.jsonl.
 """
@@ -27,6 +28,7 @@ import time
 from collections.abc import Callable, Iterable
 from importlib.util import find_spec
 from pathlib import Path
+from statistics import median
 from typing import Any, Literal
 
 import numpy as np
@@ -166,10 +168,46 @@ def measure(disk: LimitedDisk, contestant: str, window_blocks: int | None, data_
     }
 
 
+def cases(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """Return the cases to measure: each contestant, with each size of window if it has one."""
+    found = []
+    for contestant in arguments.contestants:
+        if contestant.startswith("WebDataset") and not find_spec("webdataset"):
+            print(f"skipped {contestant!r}: pip install webdataset")
+            continue
+        found += [
+            {
+                "contestant": contestant,
+                "window_blocks": window_blocks,
+                "reads_per_second": READS_PER_SECOND,
+                "bytes_per_second": BYTES_PER_SECOND,
+                "num_workers": NUM_WORKERS,
+            }
+            for window_blocks in (arguments.windows if "blocks" in contestant else [None])
+        ]
+    return found
+
+
+def medians(
+    disk: LimitedDisk, cases: list[dict[str, Any]], num_rounds: int, data_bytes: int
+) -> list[tuple[dict[str, Any], dict[str, float]]]:
+    """Measure the cases in turns, and return each with the median of each figure."""
+    found: list[list[dict[str, float]]] = [[] for _ in cases]
+    for number in range(num_rounds):
+        for case, figures in zip(cases, found, strict=True):
+            figures.append(measure(disk, case["contestant"], case["window_blocks"], data_bytes))
+            print(f"round {number + 1}: {case['contestant']}, {case['window_blocks']}: {figures[-1]}", file=sys.stderr)
+    return [
+        (case, {name: median(each[name] for each in figures) for name in figures[0]})
+        for case, figures in zip(cases, found, strict=True)
+    ]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="few samples; write no record")
     parser.add_argument("--num-samples", type=int, default=30_000)
+    parser.add_argument("--rounds", type=int, default=5, help="epochs of each contestant, in turns; medians are taken")
     parser.add_argument("--memory", default="512MiB", help="limit on the memory of the job")
     parser.add_argument("--windows", type=int, nargs="+", default=[4, 16, 64], help="blocks in a window")
     parser.add_argument("--contestants", nargs="+", choices=list(EPOCHS), default=list(EPOCHS))
@@ -182,30 +220,19 @@ def main() -> None:
         print(json.dumps(EPOCHS[contestant](Path(folder), int(window_blocks))))
         return
     num_samples = 600 if arguments.quick else arguments.num_samples
+    arguments.rounds = 1 if arguments.quick else arguments.rounds
     memory_bytes = mpload.units.parse_bytes(arguments.memory)
     limits = DiskLimits(reads_per_second=READS_PER_SECOND, bytes_per_second=BYTES_PER_SECOND, memory_bytes=memory_bytes)
     with tempfile.TemporaryDirectory() as name:
         try:
             with limited_disk(Path(name), 3 * num_samples * MEAN_SAMPLE_BYTES + 64 * MIB, limits) as disk:
                 data_bytes = write_samples(disk.folder, num_samples)
-                for contestant in arguments.contestants:
-                    if contestant.startswith("WebDataset") and not find_spec("webdataset"):
-                        print(f"skipped {contestant!r}: pip install webdataset")
-                        continue
-                    for window_blocks in arguments.windows if "blocks" in contestant else [None]:
-                        case = {
-                            "contestant": contestant,
-                            "window_blocks": window_blocks,
-                            "reads_per_second": READS_PER_SECOND,
-                            "bytes_per_second": BYTES_PER_SECOND,
-                            "num_workers": NUM_WORKERS,
-                            "data_bytes": data_bytes,
-                            "memory_bytes": memory_bytes,
-                        }
-                        figures = measure(disk, contestant, window_blocks, data_bytes)
-                        print(json.dumps({**case, **figures}), flush=True)
-                        if not arguments.quick:
-                            write_record("limited_memory", case, figures)
+                for case, figures in medians(disk, cases(arguments), arguments.rounds, data_bytes):
+                    case |= {"data_bytes": data_bytes, "memory_bytes": memory_bytes}
+                    figures["rounds"] = arguments.rounds
+                    print(json.dumps({**case, **figures}), flush=True)
+                    if not arguments.quick:
+                        write_record("limited_memory", case, figures)
         except CannotLimitError as error:
             print(f"skipped: {error}")
 

@@ -14,7 +14,7 @@ def limited_rows() -> list[list[str]]:
             record["case"]["contestant"],
             str(record["case"]["window_blocks"] or "-"),
             f"{record['figures']['read_factor']:.2f}",
-            f"{record['figures']['bandwidth_fraction']:.2f}",
+            f"{record['figures']['bandwidth_fraction']:.3f}",
             f"{record['figures']['samples_per_second']:,.0f}",
         ]
         for record in latest("limited_memory")
