@@ -5,7 +5,7 @@ from typing import Any
 
 from records import latest
 
-from mpload.tools.pictures.figures import BLUE, SKY, VERMILION, LineName, add_titles, name_lines, new_figure
+from mpload.cli.figures import BLUE, SKY, VERMILION, LineName, add_titles, name_lines, new_figure
 from mpload.units import format_count
 
 __all__ = ["ACCURACY_HEADER", "accuracy_rows", "draw_accuracy"]

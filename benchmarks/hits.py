@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from mpload.tools.pictures.figures import BLUE, ORANGE, add_titles, new_figure
+from mpload.cli.figures import BLUE, ORANGE, add_titles, new_figure
 
 __all__ = ["draw_hits"]
 

@@ -30,6 +30,7 @@ from fault_rows import FAULT_HEADER, fault_rows
 from gpu_decode_rows import DECODERS_HEADER, RECEIVED_HEADER, decoder_rows, received_rows
 from hits import draw_hits
 from limited_rows import LIMITED_HEADER, limited_rows
+from memory_figure import draw_memory
 from mixture_rows import MIXTURE_HEADER, mixture_rows
 from network_rows import network_header, network_rows
 from parts_rows import PARTS_HEADER, parts_rows
@@ -39,7 +40,7 @@ from simulation_rows import SIMULATION_HEADER, simulation_rows
 from standings import Standing, standings
 
 from mpload.tools.bench.memory import MemoryCase, MemoryResult, Outcome
-from mpload.tools.bench.memory_report import draw_memory, memory_tables
+from mpload.tools.bench.memory_report import memory_tables
 from mpload.units import format_bytes, format_count, format_seconds
 
 ROOT = Path(__file__).parents[1]

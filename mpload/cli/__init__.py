@@ -30,6 +30,8 @@ grid          the contact sheet
 overlays      draws masks and objects over the photos of a contact sheet
 lettering     text in the contact sheet
 monitor_plot  memory over time, grouped by the role of each process
+figures       matplotlib figures of one style: titles state the finding, labels stand at the ends of lines
+pages         self-contained HTML pages from the templates in this folder, in light and dark mode
 photos        generates the demo's photographs
 outputs       checks that output files can be written, before the work starts
 terminal      the progress bar

@@ -12,22 +12,13 @@ from rich.table import Table
 
 from mpload.cli.endings import ends_cleanly
 from mpload.cli.loading import IndexArgument
-from mpload.cli.outputs import check_plot
 from mpload.cli.reports import AsJson, print_json
 from mpload.cli.terminal import progress_bar
 from mpload.errors import ArgumentError
 from mpload.index.opening import open_index
-from mpload.tools.bench.decoders import (
-    CROP,
-    DECODE,
-    Speed,
-    draw_speeds,
-    installed_backends,
-    measure_speeds,
-    read_images,
-)
+from mpload.tools.bench.decoders import CROP, DECODE, Speed, installed_backends, measure_speeds, read_images
 from mpload.tools.bench.memory import LOADER_NAMES, all_cases, measure_memory
-from mpload.tools.bench.memory_report import draw_memory, memory_tables
+from mpload.tools.bench.memory_report import memory_tables
 from mpload.units import format_bytes, format_count, format_counted, parse_bytes
 
 __all__ = ["bench"]
@@ -43,7 +34,6 @@ def decode(
     size: Annotated[int, typer.Option(min=1, max=4096, help="Height and width of the crop, in pixels.")] = 224,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds per decoder.")] = 5,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the random images and crops.")] = 0,
-    plot: Annotated[Path | None, typer.Option(help="Write a bar chart as a PNG.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Compare the installed image decoders on one core.
@@ -51,13 +41,10 @@ def decode(
     Two tasks are timed: decoding whole images; and decoding, cropping at random to SIZE x SIZE and mirroring. All
     decoders make the same crops. Reading files is not timed.
     """
-    check_plot(plot)
     files = read_images(open_index(path), num_images=images, seed=seed)
     backends, missing = installed_backends(size)
     with progress_bar("decoding", unit="rounds", total=rounds) as update:
         speeds = measure_speeds(backends, files, rounds=rounds, seed=seed, progress=update)
-    if plot is not None:
-        draw_speeds(speeds, plot)
     if as_json:
         facts = {"num_images": len(files), "mean_bytes": _mean_bytes(files)}
         print_json(facts | {"speeds": speeds, "not_installed": missing})
@@ -82,7 +69,6 @@ def memory(
         typer.Option(help="Memory that must stay free, such as 4GiB.  [default: a tenth of the limit, at least 1GiB]"),
     ] = None,
     folder: Annotated[Path | None, typer.Option(help="Folder for the temporary lists.")] = None,
-    plot: Annotated[Path | None, typer.Option(help="Plot memory against samples and time, as a PNG.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Compare the memory of lists of samples.
@@ -91,7 +77,6 @@ def memory(
     that are never opened. A case is skipped if shorter lists predict that it needs more memory than is available, and
     stopped if it runs out of memory.
     """
-    check_plot(plot)
     cases = all_cases(loaders.split(","), _numbers("--samples", samples), _numbers("--workers", workers))
     with ends_cleanly(), progress_bar("measuring", unit="cases", total=len(cases)) as update:
         results = list(
@@ -104,8 +89,6 @@ def memory(
                 progress=update,
             )
         )
-    if plot is not None:
-        draw_memory(results, plot)
     if as_json:
         print_json({"cases": results})
         return

@@ -4,7 +4,6 @@ import sys
 import time
 import warnings
 from dataclasses import asdict, replace
-from pathlib import Path
 from statistics import median
 from typing import Annotated, Any
 
@@ -12,7 +11,6 @@ import typer
 
 from mpload.cli.endings import ends_cleanly
 from mpload.cli.loading import decoder_of, named_dataset, named_object, names_object, opened
-from mpload.cli.outputs import check_output
 from mpload.cli.reports import AsJson, print_json, prints_on_stderr
 from mpload.cli.verdicts import needs_of, print_stages, print_verdict, stages_of
 from mpload.errors import ArgumentError, MploadError
@@ -66,7 +64,6 @@ def doctor(
         typer.Option("--tune", help="Apply the first three remedies to a sample, and measure the gains."),
     ] = False,
     as_json: AsJson = False,
-    html: Annotated[Path | None, typer.Option(help="Also write the report as an HTML page.")] = None,
 ) -> None:
     """Find out what limits the speed of a job.
 
@@ -75,7 +72,6 @@ def doctor(
 
     With --pid, watches a running job instead, without disturbing it.
     """
-    check_output(html, source=None if path is None else Path(path))
     if (path is None) == (pid is None):
         raise ArgumentError("give either a dataset or --pid: mpload doctor train.txt, or mpload doctor --pid 1234")
     if pid is not None:
@@ -85,7 +81,7 @@ def doctor(
             "--workers": workers,
             "--decode": decode,
         }
-        own |= {"--memory-budget": memory_budget, "--transform": transform, "--html": html, "--tune": tune or None}
+        own |= {"--memory-budget": memory_budget, "--transform": transform, "--tune": tune or None}
         if given := [name for name, value in own.items() if value is not None]:
             raise ArgumentError(f"--pid looks at a job as it runs. Leave out {', '.join(given)}")
         _watch(pid, seconds=seconds or _WATCHED_SECONDS, as_json=as_json)
@@ -109,10 +105,6 @@ def doctor(
         warnings.simplefilter("ignore")  # the trials may use more workers than cores on purpose
         tries = _TRIES if tune else 0
         diagnosis = examine(subject, job=job, seconds=seconds or _SECONDS, num_tries=tries, announce=_announce)
-    if html is not None:
-        from mpload.tools.doctor.report import write_report  # noqa: PLC0415
-
-        write_report(diagnosis, html, title=path)
     if as_json:
         print_json(_report(diagnosis))
         return
@@ -120,8 +112,6 @@ def doctor(
     print_stages(diagnosis.verdict.stages, unknown="no limit found")
     _print_trials(diagnosis.findings)
     print_verdict(diagnosis.verdict, diagnosis.remedies)
-    if html is not None:
-        print(f"\nreport   {html}")
 
 
 def _subject(path: str, *, decode: str | None, transform: str | None) -> Any:

@@ -15,6 +15,7 @@ import numpy as np
 
 from mpload.cli.lettering import Lettering
 from mpload.cli.overlays import draw_mask, draw_objects, mask_in
+from mpload.cli.pages import render_page
 from mpload.errors import MploadError
 from mpload.images.decoders import ImageDecoder, RawBytes
 from mpload.images.resize import Pixels
@@ -24,7 +25,6 @@ from mpload.ingest.checking import OBJECT_COLUMNS
 from mpload.plan.order import Shuffle
 from mpload.samples.pipeline import Pipeline
 from mpload.samples.policy import ErrorPolicy
-from mpload.tools.pictures.pages import render_page
 from mpload.units import format_count, format_counted
 
 __all__ = ["Sheet", "Tile", "read_sheet"]

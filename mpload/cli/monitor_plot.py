@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import psutil
 
-from mpload.memory.monitor import Growth, Reading
-from mpload.tools.pictures.figures import (
+from mpload.cli.figures import (
     BLUE,
     GREY,
     INK,
@@ -22,6 +21,7 @@ from mpload.tools.pictures.figures import (
     set_byte_axis,
     set_time_axis,
 )
+from mpload.memory.monitor import Growth, Reading
 from mpload.units import format_bytes, format_counted
 
 if TYPE_CHECKING:

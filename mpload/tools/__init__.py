@@ -8,6 +8,5 @@ bench     benchmarks image decoders, and the memory of lists of samples
 pack      writes the samples of an index into tar shards, LMDB files or arrays
 bounded   reads whole files, but none that training would refuse because of its size
 rows      fills the row index ahead of training
-pictures  the common style of all figures and HTML pages
 ```
 """

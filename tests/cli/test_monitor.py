@@ -46,6 +46,16 @@ def test_a_command_that_ends_immediately_can_be_plotted(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
+def test_without_matplotlib_a_plot_is_refused_with_the_command_that_installs_it(tmp_path: Path) -> None:
+    (tmp_path / "matplotlib.py").write_text("raise ImportError('not installed')\n")
+    paths = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    ran = mpload("monitor", "--plot", tmp_path / "x.png", "--", "echo", "run", PYTHONPATH=paths)
+    assert ran.returncode == 1
+    assert ran.stderr == "mpload: a plot needs matplotlib: pip install 'mpload[plot]'\n"
+    assert ran.stdout == ""
+
+
+@pytest.mark.processes
 def test_a_terminal_shows_pss_rss_and_what_uses_the_memory() -> None:
     ours, theirs = pty.openpty()
     command = [sys.executable, "-m", "mpload", "monitor", "--interval", "0.1", "--", "sleep", "0.5"]

@@ -24,8 +24,6 @@ from mpload.judgement.model import Part, costs_of_worker, hit_share, predict
 from mpload.judgement.remedies import remedies
 from mpload.judgement.verdict import judge
 from mpload.judgement.words import Bottleneck
-from mpload.tools.doctor.examine import Diagnosis
-from mpload.tools.doctor.report import render_report
 from tests.support.judged import findings, rates
 
 
@@ -51,22 +49,6 @@ def test_any_findings_have_a_verdict_and_a_remedy_gains_no_more_than_the_need(fo
         assert advice
     for stage in verdict.stages:
         assert stage.share is None or 0 <= stage.share <= 1
-
-
-@pytest.mark.slow
-@given(findings())
-def test_all_bars_of_a_chart_have_the_same_linear_scale(found: Facts) -> None:
-    verdict = judge(found)
-    page = render_report(Diagnosis(findings=found, verdict=verdict, remedies=()), title="<i>")
-    assert page.count("<i>") == 0
-    assert all(0 <= float(width) <= 100.01 for width in re.findall(r'style="(?:width|left): ([\d.]+)%"', page))
-    chart = page.partition("stage by stage")[2].partition("</ul>")[0]
-    widths = [float(width) for width in re.findall(r'class="(?:good|short|first)" style="width: ([\d.]+)%"', chart)]
-    haves = [stage.have for stage in verdict.stages if stage.have]
-    slowest = min(zip(widths, haves, strict=False), key=lambda each: each[1], default=None)
-    for width, have in zip(widths, haves, strict=False):
-        assert slowest is not None
-        assert width == pytest.approx(slowest[0] * slowest[1] / have, abs=0.02)
 
 
 @given(findings(), st.integers(1, 16))

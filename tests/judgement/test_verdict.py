@@ -29,8 +29,6 @@ from mpload.judgement.words import Bottleneck
 from mpload.memory.contention import Contention
 from mpload.memory.core_times import CoreShares
 from mpload.telemetry.stats import LoaderStats, Timings, running_facts
-from mpload.tools.doctor.examine import Diagnosis
-from mpload.tools.doctor.report import render_report
 from mpload.tools.doctor.storage import lookup_cost
 from mpload.units import GIB
 from tests.support.index_texts import make_text
@@ -137,7 +135,6 @@ def test_blocks_are_suggested_if_lookups_in_a_large_index_limit_the_job() -> Non
     assert next(stage for stage in verdict.stages if stage.name == "lookup").have
     by_blocks = next(remedy for remedy in remedies(found, verdict) if "BlockShuffle" in remedy.text)
     assert by_blocks.gain > 1.1
-    assert "look up in the index" in render_report(Diagnosis(findings=found, verdict=verdict, remedies=()), title="")
     assert judge(plain(num_workers=8)).bottleneck is not Bottleneck.INDEX
 
 

@@ -1,7 +1,6 @@
 """`mpload bench` as a user sees it: real processes and real images."""
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -52,9 +51,8 @@ def index(tmp_path: Path) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.processes
-def test_every_decoder_is_measured_in_both_tasks_and_plotted(index: Path, tmp_path: Path) -> None:
-    chart = tmp_path / "speeds.png"
-    ran = mpload("bench", "decode", index, "--rounds", "1", "--plot", chart, "--json")
+def test_every_decoder_is_measured_in_both_tasks(index: Path) -> None:
+    ran = mpload("bench", "decode", index, "--rounds", "1", "--json")
     assert (ran.returncode, ran.stderr) == (0, "")
     told = json.loads(ran.stdout)
     assert told["num_images"] == NUM_PHOTOS
@@ -63,9 +61,6 @@ def test_every_decoder_is_measured_in_both_tasks_and_plotted(index: Path, tmp_pa
     assert names[:4] == [f"mpload, {jpeg_backend()}", "simplejpeg", "OpenCV", "PIL"]  # imageio may not be installed
     assert [speed.task for speed in speeds] == [DECODE, CROP] * (len(speeds) // 2)
     assert all(speed.failed == 0 and (speed.images_per_second or 0) > 1 for speed in speeds)
-    pixels = cv2.imread(str(chart))
-    assert pixels is not None
-    assert pixels.std() > 5
 
 
 def test_all_backends_make_the_same_crop_of_an_image(index: Path) -> None:
@@ -119,12 +114,6 @@ def test_files_without_any_image_are_an_error() -> None:
     [
         (("decode", "empty.txt"), 1, "holds no sample"),
         (("decode", "nowhere.txt"), 1, "nowhere.txt"),
-        (
-            ("decode", "all.txt", "--plot", "speeds.jpg"),
-            2,
-            "speeds.jpg: pictures are written as .png. Name it speeds.png",
-        ),
-        (("decode", "all.txt", "--plot", "no/speeds.png"), 2, "the folder no does not exist"),
         (("memory", "--samples", "1e4,many"), 2, "--samples '1e4,many': not a list of whole numbers"),
         (("memory", "--workers", "-1"), 2, "num_workers at least 0, got 10000 and -1"),
         (("memory", "--loaders", "lists"), 2, "'lists' is not a loader. Choose from list-fork, list-spawn"),
@@ -138,17 +127,6 @@ def test_wrong_use_is_reported_in_one_clear_line(
     ran = mpload("bench", *arguments, cwd=tmp_path)
     assert (ran.returncode, len(ran.stderr.splitlines())) == (code, 1), ran.stderr
     assert message in ran.stderr
-
-
-@pytest.mark.processes
-def test_without_matplotlib_a_plot_is_refused_with_the_command_that_installs_it(index: Path, tmp_path: Path) -> None:
-    (tmp_path / "without").mkdir()
-    (tmp_path / "without/matplotlib.py").write_text("raise ImportError('not installed')\n")
-    paths = os.pathsep.join([str(tmp_path / "without"), os.environ.get("PYTHONPATH", "")])
-    ran = mpload("bench", "decode", index, "--plot", tmp_path / "x.png", PYTHONPATH=paths)
-    assert ran.returncode == 1
-    assert ran.stderr == "mpload: a plot needs matplotlib: pip install 'mpload[plot]'\n"
-    assert ran.stdout == ""
 
 
 def done(case: MemoryCase, peak_pss_bytes: int) -> MemoryResult:
@@ -252,16 +230,12 @@ def test_a_case_needs_samples() -> None:
 
 
 @pytest.mark.slow
-def test_one_command_prints_tables_and_draws_curves(tmp_path: Path) -> None:
-    chart = tmp_path / "memory.png"
+def test_one_command_prints_tables() -> None:
     options = ["--samples", "1e3,2e3", "--workers", "0", "--loaders", "mpdataset", "--epochs", "1"]
-    ran = mpload("bench", "memory", *options, "--plot", chart)
+    ran = mpload("bench", "memory", *options)
     assert (ran.returncode, ran.stderr) == (0, "")
     rows = [line for line in ran.stdout.splitlines() if line.startswith(LOADER_NAMES["mpdataset"])]
     assert [row.count("MiB") for row in rows] == [2, 2, 0, 0]
-    pixels = cv2.imread(str(chart))
-    assert pixels is not None
-    assert pixels.std() > 5
 
 
 @pytest.fixture

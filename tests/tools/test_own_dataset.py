@@ -144,8 +144,8 @@ def test_wrong_arguments_are_reported_in_one_line(index: Path) -> None:
         ((f"{_MODULE}:nothing",), "has no attribute 'nothing'"),
         ((f"{_MODULE}:empty",), "Alike holds no samples"),
         (
-            ("--pid", "1", "--html", "report.html", "--tune"),
-            "--pid looks at a job as it runs. Leave out --workers, --html, --tune",
+            ("--pid", "1", "--tune"),
+            "--pid looks at a job as it runs. Leave out --workers, --tune",
         ),
         (("math:pi",), "neither an MPDataset nor a map-style dataset"),
     ):

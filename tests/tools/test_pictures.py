@@ -1,6 +1,7 @@
 """Figures are legible: texts do not overlap, ticks are round, axes are linear, and names may be in any script."""
 
 import re
+import sys
 from collections.abc import Iterator, Sequence
 from itertools import combinations, pairwise
 from pathlib import Path
@@ -17,19 +18,18 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from torch.utils.data import DataLoader
 
+from mpload.cli.figures import byte_ticks, round_ticks, spread
 from mpload.cli.lettering import Lettering
 from mpload.cli.monitor_plot import Role, draw_memory_over_time, find_roles, starter_of
+from mpload.cli.pages import render_page
 from mpload.memory.machine import SystemUsage
 from mpload.memory.monitor import Growth, MemoryMonitor, Reading
 from mpload.memory.usage import ProcessMemory
-from mpload.tools.bench.decoders import CROP, DECODE, Speed, draw_speeds
 from mpload.tools.bench.memory import LOADER_NAMES, MemoryCase, MemoryResult, Moment, Outcome
-from mpload.tools.bench.memory_report import draw_memory
-from mpload.tools.pictures.figures import byte_ticks, round_ticks, spread
-from mpload.tools.pictures.pages import render_page
 from mpload.units import GIB, KIB, MIB, parse_bytes
 
-SECONDS = st.floats(0.1, 1e5)
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+from memory_figure import draw_memory
 
 
 @pytest.fixture
@@ -216,18 +216,6 @@ def test_workers_of_a_stock_dataloader_are_recognised(method: str) -> None:
     assert roles[reading.processes[0].pid] is Role.TRAINING
     assert list(roles.values()).count(Role.WORKER) == 2
     del batches
-
-
-def test_the_bars_of_decoders_are_labelled_and_legible(drawn: list[Figure], tmp_path: Path) -> None:
-    names = ["mpload, native (libjpeg-turbo 2.1.5)", "simplejpeg", "OpenCV", "PIL", "imageio"]
-    speeds = [
-        Speed(backend=name, task=task, images_per_second=None if name == "PIL" else 9999.0, failed=0)
-        for name in names
-        for task in (DECODE, CROP)
-    ]
-    draw_speeds(speeds, tmp_path / "speeds.png")
-    assert_legible(drawn[0])
-    assert drawn[0].axes[0].get_title(loc="left") == "mpload is fastest: 9,999 crops per second"
 
 
 def test_text_on_a_page_is_escaped() -> None:

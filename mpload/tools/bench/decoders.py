@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from io import BytesIO
-from pathlib import Path
 from typing import Any, Final
 
 import cv2
@@ -22,10 +21,9 @@ from mpload.plan.order import Shuffle
 from mpload.plan.sample_rng import SampleRng
 from mpload.samples.pipeline import Pipeline
 from mpload.samples.policy import ErrorPolicy
-from mpload.tools.pictures.figures import BLUE, GREY, add_titles, new_figure
 from mpload.units import format_counted
 
-__all__ = ["CROP", "DECODE", "Backend", "Speed", "draw_speeds", "installed_backends", "measure_speeds", "read_images"]
+__all__ = ["CROP", "DECODE", "Backend", "Speed", "installed_backends", "measure_speeds", "read_images"]
 
 DECODE: Final = "decode"
 CROP: Final = "decode + crop"
@@ -67,9 +65,8 @@ def read_images(index: Index, *, num_images: int, seed: int) -> list[bytes]:
     pipeline = Pipeline(index=index, decode=bytes, policy=ErrorPolicy())
     order = Shuffle().order(num_samples=len(index), seed=seed, epoch=0)
     ids = order.sample_ids(np.arange(min(num_images, len(index)), dtype=np.int64))
-    first = pipeline.sources[0]
     made = (pipeline.sample(record, seed=seed, epoch=0) for record in index.records(ids))
-    return [sample[1][first] for sample in made if sample is not None]
+    return [sample[1][pipeline.sources[0]] for sample in made if sample is not None]
 
 
 def installed_backends(size: int) -> tuple[list[Backend], list[str]]:
@@ -130,29 +127,6 @@ def measure_speeds(
             "To find out why: mpload inspect INDEX --check"
         )
     return speeds
-
-
-def draw_speeds(speeds: Sequence[Speed], path: Path) -> None:
-    """Write a bar chart of `speeds` as a PNG. Needs matplotlib."""
-    names = list(dict.fromkeys(speed.backend for speed in speeds))
-    rates = {(speed.backend, speed.task): speed.images_per_second or 0.0 for speed in speeds}
-    fastest = max(names, key=lambda name: rates[name, CROP])
-    finding = f"{fastest.partition(',')[0]} is fastest: {rates[fastest, CROP]:,.0f} crops per second"
-    with new_figure(path, width=8, height=1.4 + 0.55 * len(names)) as figure:
-        axes = figure.add_subplot()
-        for number, (task, colour) in enumerate(((DECODE, GREY), (CROP, BLUE))):
-            lengths = [rates[name, task] for name in names]
-            bars = axes.barh(np.arange(len(names)) + 0.4 * number, lengths, height=0.36, color=colour)
-            labels = [f"{rate:,.0f}" if rate else "failed" for rate in lengths]
-            labels[0] += f" {task}"
-            axes.bar_label(bars, labels, padding=4)
-        axes.set_yticks(np.arange(len(names)) + 0.2, names)
-        axes.set_xticks([])
-        axes.invert_yaxis()
-        axes.margins(x=0.2)
-        axes.grid(visible=False)
-        axes.spines["bottom"].set_visible(False)
-        add_titles(axes, finding, "Images per second on one core; longer is faster")
 
 
 def _tasks(backend: Backend, files: Sequence[bytes], rng: SampleRng) -> dict[str, Callable[[int], Pixels]]:

@@ -10,6 +10,5 @@ stopwatch     measures CPU time and waiting time of a callable
 storage       measures the storage: cold and warm, one read at a time and many at once; and lookups in a large index
 environment   reads the machine: cores, memory, descriptors, file system
 empty         samples without cost, which show the cost of transport
-report        a diagnosis as an HTML page
 ```
 """

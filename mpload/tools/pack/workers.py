@@ -113,10 +113,7 @@ def _refused(error_number: int) -> str:
 
 
 def _received(started: Connection) -> list[bytes]:
-    said = []
-    while started.poll():
-        said.append(started.recv_bytes())
-    return said
+    return [started.recv_bytes() for _ in iter(started.poll, False)]
 
 
 @contextmanager

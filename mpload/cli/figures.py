@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from mpload.index.publishing import new_file
-from mpload.units import GIB, KIB, MIB, format_count
+from mpload.units import GIB, KIB, MIB
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -29,8 +29,7 @@ __all__ = [
     "LineName",
     "add_titles",
     "byte_ticks",
-    "format_bytes_like",
-    "format_large_count",
+    "byte_unit",
     "name_lines",
     "new_figure",
     "round_ticks",
@@ -169,25 +168,14 @@ def round_ticks(highest: float, *, num_ticks: int = 6) -> list[float]:
 
 def byte_ticks(highest_bytes: float) -> dict[float, str]:
     """Return ticks and their labels, in round numbers of the binary unit that suits `highest_bytes`."""
-    unit, name = _byte_unit(highest_bytes)
+    unit, name = byte_unit(highest_bytes)
     return {tick * unit: f"{tick:,g} {name}" if tick else "0" for tick in round_ticks(highest_bytes / unit)}
 
 
-def format_bytes_like(num_bytes: float, *, beside: float) -> str:
-    """Format `num_bytes` in the binary unit that suits `beside`, so that both can be compared easily: `0.4 GiB`."""
-    unit, name = _byte_unit(beside)
-    return f"{num_bytes / unit:,.1f} {name}" if unit == GIB else f"{num_bytes / unit:,.0f} {name}"
-
-
-def _byte_unit(highest_bytes: float) -> tuple[int, str]:
+def byte_unit(highest_bytes: float) -> tuple[int, str]:
+    """Return the binary unit that suits `highest_bytes`, in bytes, and its name."""
     units = ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB"))
     return next(((unit, name) for unit, name in units if highest_bytes >= unit), (1, "bytes"))
-
-
-def format_large_count(count: float) -> str:
-    """Format a count for reading: `10 million`, `250,000`."""
-    million = 10**6
-    return f"{count / million:g} million" if count >= million else format_count(round(count))
 
 
 def set_byte_axis(axes: "Axes", highest_bytes: float) -> None:

@@ -1,6 +1,6 @@
 """Self-contained HTML pages from the templates in this folder: without scripts, in light and dark mode.
 
-The template engine escapes all text.
+`sheet.html.j2` extends `page.html.j2`. The template engine escapes all text.
 """
 
 from pathlib import Path
