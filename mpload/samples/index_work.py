@@ -134,7 +134,7 @@ class PipelineWork:
         self, task: tuple[int, ...], arrays: Mapping[str, Any], first: int, last: int, report: ChunkReport
     ) -> None:
         """Make samples `first` to `last` (exclusive) of the batch `task`."""
-        number, slot = BatchNumber.of(task), arrays
+        number, slot, ahead = BatchNumber.of(task), arrays, self.pipeline.ahead
         arrays = self.unpacked(number, arrays)
         self.pipeline.notices.send = partial(_notify, report)
         prefetch_lines(self.pipeline.index, lambda: self._upcoming_ids(report))
@@ -143,21 +143,22 @@ class PipelineWork:
             chunk = self._samples_of(self.wanted_ids(number, first, last, lambda: slot))
         bulk = self._bulk and partial(self._bulk.make, chunk.lines, arrays, number=number, first=first, report=report)
         left: Mapping[int, Ready | None] = dict.fromkeys(range(last - first))
-        self.pipeline.ahead.is_paused = self._blocks.are_cached(chunk.lines)
-        if bulk and self._is_local and not self.pipeline.ahead.is_active:
+        ahead.is_paused = False  # as it may be since the last chunk
+        ahead.is_paused = ahead.is_active and self._blocks.are_cached(chunk.lines)
+        if bulk and self._is_local and not ahead.is_active:
             left = bulk()
         done = self._blocks.load(number, first, last)
-        if left and self.pipeline.ahead.is_active:
+        if left and ahead.is_active:
             is_fresh = len(left) == last - first
             self._plan_ahead(chunk, left, report)
             if bulk and is_fresh:
                 left = bulk()
-                self.pipeline.ahead.release(np.delete(chunk.lines.sample_ids, list(left)).tolist())
+                ahead.release(np.delete(chunk.lines.sample_ids, list(left)).tolist())
         if left:
             self._fill_one_by_one(number, arrays, first, chunk, left, report)
-        if self.pipeline.ahead.is_paused:
-            self.pipeline.ahead.release(chunk.lines.sample_ids.tolist())
-        if self.pipeline.ahead.was_active:
+        if ahead.is_paused:
+            ahead.release(chunk.lines.sample_ids.tolist())
+        if ahead.was_active:
             self._note_begun(report)
         self._blocks.free(done)
         report.tally.add(Tally(counts=self.pipeline.take_counts()))
