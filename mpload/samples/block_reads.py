@@ -1,6 +1,6 @@
 """Loads whole blocks of records into the page cache before their turn, and frees them afterwards."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Protocol, runtime_checkable
@@ -19,7 +19,7 @@ from mpload.storage.local import LocalStorage, PageCache
 from mpload.storage.merging import merged
 from mpload.storage.opening import LocalOrRemote
 from mpload.storage.protocols import PageStorage
-from mpload.storage.ranges import ByteRange, Span
+from mpload.storage.ranges import Span
 from mpload.storage.remote import RemoteStorage
 from mpload.units import KIB
 
@@ -108,7 +108,8 @@ class BlockReads:
         if self._loads:
             for block in coming:
                 end = number.seed, number.epoch, order.window_end(block)
-                pipeline.ahead.run(partial(self._prefetch, self._spans_of([block]), end))
+                for span in self._spans_of([block]):
+                    pipeline.ahead.run(partial(self._prefetch, span, end))
         return done if self._frees else []
 
     def are_cached(self, lines: Lines) -> bool:
@@ -133,13 +134,13 @@ class BlockReads:
         """Free blocks whose turn is over."""
         storage = self._pipeline.opened_storage
         if blocks and isinstance(storage, PageStorage):
-            self._pipeline.ahead.run(partial(_each, storage.forget, self._spans_of(blocks)))
+            self._pipeline.ahead.run(partial(_forget, storage, self._spans_of(blocks)))
 
-    def _prefetch(self, spans: Sequence[Span], end: tuple[int, int, int]) -> None:
-        """Load a block, unless its window is over: other processes have loaded it, and freed it since."""
+    def _prefetch(self, span: Span, end: tuple[int, int, int]) -> None:
+        """Load a span of a block, unless its window is over: other processes have loaded it, and freed it since."""
         storage = self._pipeline.opened_storage
         if self._latest < end and isinstance(storage, PageStorage):
-            _each(storage.prefetch, spans)
+            storage.prefetch(span)
 
     def _choose(self, order: _BlockOrder) -> None:
         """Choose how many blocks to hold, and whether to free them."""
@@ -174,10 +175,10 @@ class BlockReads:
         return found
 
 
-def _each(act: Callable[[ByteRange], None], spans: Sequence[Span]) -> None:
+def _forget(storage: PageStorage, spans: Sequence[Span]) -> None:
     for span in spans:
         with suppress(MploadError):
-            act(span)
+            storage.forget(span)
 
 
 def _runs_of(pipeline: Pipeline, lines: Lines) -> Iterator[tuple[str, int, int]]:
