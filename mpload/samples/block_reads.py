@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Protocol, runtime_checkable
 
@@ -53,6 +54,14 @@ def max_blocks_in(room_bytes: int, *, data_bytes: float, block_bytes: float) -> 
     return None if data_bytes <= room_bytes else int(room_bytes * _USED_SHARE / block_bytes)
 
 
+@dataclass(slots=True)
+class _Progress:
+    """How far a process has come. Jobs that wait for a thread hold this alone, not what they were put by."""
+
+    latest: tuple[int, int, int] = (0, 0, 0)
+    """Seed, epoch and last position of the latest samples."""
+
+
 class BlockReads:
     """Reads blocks for all processes of a machine, which share the page cache. It is for one process.
 
@@ -68,7 +77,7 @@ class BlockReads:
         self._max_blocks: int | None = None
         self._frees = True
         self._loads = False
-        self._latest = 0, 0, 0  # seed, epoch and last position of the latest samples
+        self._progress = _Progress()
 
     def load(self, number: BatchNumber, first: int, last: int) -> list[range]:
         """Load the blocks that become due with samples `first` to `last` (exclusive) of a batch.
@@ -103,13 +112,13 @@ class BlockReads:
             is_shared=number.topology.world_size > 1,
         )
         self._has_begun = True
-        self._latest = number.seed, number.epoch, int(positions[last - 1])
+        self._progress.latest = number.seed, number.epoch, int(positions[last - 1])
         self._loads = self._max_blocks is None or self._max_blocks >= order.window_blocks
         if self._loads:
             for block in coming:
                 end = number.seed, number.epoch, order.window_end(block)
                 for span in self._spans_of([block]):
-                    pipeline.ahead.run(partial(self._prefetch, span, end))
+                    pipeline.ahead.run(partial(_prefetch, pipeline.opened_storage, span, self._progress, end))
         return done if self._frees else []
 
     def are_cached(self, lines: Lines) -> bool:
@@ -135,12 +144,6 @@ class BlockReads:
         storage = self._pipeline.opened_storage
         if blocks and isinstance(storage, PageStorage):
             self._pipeline.ahead.run(partial(_forget, storage, self._spans_of(blocks)))
-
-    def _prefetch(self, span: Span, end: tuple[int, int, int]) -> None:
-        """Load a span of a block, unless its window is over: other processes have loaded it, and freed it since."""
-        storage = self._pipeline.opened_storage
-        if self._latest < end and isinstance(storage, PageStorage):
-            storage.prefetch(span)
 
     def _choose(self, order: _BlockOrder) -> None:
         """Choose how many blocks to hold, and whether to free them."""
@@ -175,9 +178,15 @@ class BlockReads:
         return found
 
 
+def _prefetch(storage: PageStorage, span: Span, progress: _Progress, end: tuple[int, int, int]) -> None:
+    """Load a span of a block, unless its window is over: other processes have loaded it, and freed it since."""
+    if progress.latest < end:
+        storage.prefetch(span)
+
+
 def _forget(storage: PageStorage, spans: Sequence[Span]) -> None:
     for span in spans:
-        with suppress(MploadError):
+        with suppress(Exception):  # the others are to be freed too
             storage.forget(span)
 
 

@@ -157,7 +157,7 @@ class PipelineWork:
         if left:
             self._fill_one_by_one(number, arrays, first, chunk, left, report)
         if ahead.is_paused:
-            ahead.release(chunk.lines.sample_ids.tolist())
+            self._release(chunk, report)
         if ahead.was_active:
             self._note_begun(report)
         self._blocks.free(done)
@@ -228,6 +228,16 @@ class PipelineWork:
                 wanted |= later.wanted(self.pipeline)
         self.pipeline.ahead.plan(wanted)
         self._note_begun(report)
+
+    def _release(self, chunk: "_Samples", report: ChunkReport) -> None:
+        """Let go of what was read ahead for a chunk that the page cache held, and for those that other workers took."""
+        gone = [chunk]
+        if self._chunks_ahead:
+            upcoming = {(each.task, each.first, each.last) for each in report.upcoming(len(self._chunks_ahead))}
+            gone += [later for key, later in self._chunks_ahead.items() if key not in upcoming]
+            self._chunks_ahead = {key: later for key, later in self._chunks_ahead.items() if key in upcoming}
+        for each in gone:
+            self.pipeline.ahead.release(each.lines.sample_ids.tolist())
 
     def _note_begun(self, report: ChunkReport) -> None:
         """Tell the other workers which of the later chunks are being read."""

@@ -157,7 +157,7 @@ class LocalStorage:
         return ManyReader(
             ranges,
             folder=folder,
-            open_shard=self._mapped_shard if maps_shards and not self._drops_pages else self._shard,
+            open_shard=self._mapped_shard if maps_shards and not self._saves_pages else self._shard,
             max_shards=self._max_open_files,
             max_bytes=self._max_bytes,
         )
@@ -278,7 +278,7 @@ class LocalStorage:
                 self._first_seen.check(path, os.fstat(shard.descriptor))
         if self._saves_pages and not shard.is_exact:  # else pages that the kernel reads beyond a span would stay cached
             os.posix_fadvise(shard.descriptor, 0, 0, os.POSIX_FADV_RANDOM)
-            shard.is_exact = True
+            shard.is_exact, shard.map = True, None  # mapped pages cannot be freed
         self._shards[path] = shard  # may close another thread's shard, which releases the GIL
         while len(self._shards) > self._max_open_files:
             with suppress(RuntimeError):  # another thread has changed the dict in between

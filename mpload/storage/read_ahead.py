@@ -371,7 +371,7 @@ class ReadAhead:
         self._num_fast_probes = 0 if is_slow else self._num_fast_probes + 1
         if self._num_fast_probes >= _FAST_PROBES:
             self.plan({})
-            self._is_active = False
+            self._is_active, self._failed_ns, self._next_probe_ns = False, 0, 0
             self._slow_reads.forget()
 
     def _is_left_as_probe(self, fetch: Fetch) -> bool:

@@ -18,8 +18,9 @@ from mpload import BlockShuffle, MPDataset, MPLoader, RawBytes, Topology
 from mpload.errors import ArgumentError
 from mpload.index.index import lines_of
 from mpload.index.lines import NATIVE
-from mpload.samples.block_reads import _runs_of, max_blocks_in
+from mpload.samples.block_reads import _forget, _runs_of, max_blocks_in
 from mpload.storage.local import LocalStorage
+from mpload.storage.many import ManyRanges
 from mpload.storage.ranges import ByteRange
 from mpload.storage.read_ahead import ReadAhead
 from tests.support.batches import plain
@@ -246,6 +247,7 @@ def test_blocks_are_read_whole_from_a_fast_disk_only_if_the_kernel_reads_nothing
     (tmp_path / "all.txt").write_text("#mpload 1\n#columns data:span label:int\n" + "".join(lines))
     loaded: list[int] = []
     monkeypatch.setattr(LocalStorage, "prefetch", lambda _, item: loaded.append(item.length_bytes))
+    monkeypatch.setattr(ReadAhead, "run", lambda _, job: job())
     worker = OneWorker(
         MPDataset(
             tmp_path / "all.txt",
@@ -258,8 +260,7 @@ def test_blocks_are_read_whole_from_a_fast_disk_only_if_the_kernel_reads_nothing
     )
     for batch in range(4):
         worker.batch(batch, chunk_samples=8)
-    wanted = num_samples * sample_bytes if page_cache == "drop" else 0
-    assert wait_until(lambda: sum(loaded) == wanted)
+    assert sum(loaded) == (num_samples * sample_bytes if page_cache == "drop" else 0)
 
 
 # --- what is in the page cache already
@@ -339,3 +340,56 @@ def test_spans_are_found_without_records_and_with_them(tmp_path: Path, monkeypat
     if NATIVE is not None:
         monkeypatch.setattr(type(lines), "records", None)
         assert list(_runs_of(work.pipeline, lines)) == found
+
+
+def test_mapped_shards_are_read_without_their_maps_once_pages_are_freed(written: Path) -> None:
+    """The kernel does not free mapped pages."""
+    ranges = ManyRanges(
+        names=b"shard",
+        paths=np.array([[0, 5]], np.int64),
+        offsets=np.array([100_000], np.int64),
+        lengths=np.array([500_000], np.int64),
+    )
+    area = np.empty(1 << 20, np.uint8)
+    with LocalStorage(written.parent) as storage:
+        for saves in (False, True):
+            if saves:
+                storage.save_page_cache()
+            reader = storage.many_reader(ranges, maps_shards=True)
+            assert reader is not None
+            assert reader.read(area).lengths.tolist() == [500_000]
+            assert bytes(area[:500_000]) == storage.read([span(100_000, 500_000)])[0]
+        del reader
+        storage.forget(span(0, written.stat().st_size))
+        assert resident_pages(written) <= 2
+
+
+def test_an_error_of_one_span_does_not_stop_the_freeing_of_others() -> None:
+    freed: list[ByteRange] = []
+
+    class Failing:
+        def prefetch(self, item: ByteRange) -> None: ...
+
+        def forget(self, item: ByteRange) -> None:
+            if not item.offset_bytes:
+                raise OSError(5, "Input/output error")
+            freed.append(item)
+
+    _forget(Failing(), [span(0, 10), span(10, 10)])
+    assert freed == [span(10, 10)]
+
+
+def test_what_was_read_ahead_for_chunks_of_others_is_let_go_while_the_page_cache_holds_all(tmp_path: Path) -> None:
+    worker = OneWorker(shard_dataset(tmp_path, num_samples=400, storage=None, page_cache="drop"))
+    work, ahead = worker.work, worker.work.pipeline.ahead
+    ahead._activate()
+    worker.batch(0, chunk_samples=25)
+    taken = work._samples_of(np.arange(300, 325))
+    ahead.plan(taken.wanted(work.pipeline))
+    work._chunks_ahead[(0, 0, 0), 0, 25] = taken
+    assert ahead.pieces_of(300)
+    assert wait_until(lambda: resident_pages(tmp_path / "shard") >= 3 * 25 * 5000 // mmap.PAGESIZE)
+    worker.batch(1, chunk_samples=25)
+    assert ahead.is_paused
+    assert not ahead.pieces_of(300)
+    assert not work._chunks_ahead
