@@ -200,37 +200,42 @@ def test_only_data_that_does_not_fit_into_memory_is_bounded(room_bytes: int, max
     assert max_blocks_in(room_bytes, data_bytes=1000, block_bytes=100) == max_blocks
 
 
+def shard_dataset(
+    folder: Path, *, num_samples: int, storage: Any = None, batch_size: int = 25, **options: Any
+) -> MPDataset:
+    """Write a shard of equal samples, which is not in the page cache, and return a dataset of blocks of 25."""
+    path, sample_bytes = folder / "shard", 5000
+    path.write_bytes(random.Random(0).randbytes(num_samples * sample_bytes))
+    drop_all(path)
+    if resident_pages(path):
+        pytest.skip("this file system is in memory (tmpfs)")
+    lines = [f"{number * sample_bytes}+{sample_bytes}@shard\t{number}\n" for number in range(num_samples)]
+    (folder / "all.txt").write_text("#mpload 1\n#columns data:span label:int\n" + "".join(lines))
+    return MPDataset(
+        folder / "all.txt",
+        decode=RawBytes(),
+        batch_size=batch_size,
+        shuffle=BlockShuffle(block_samples=25, window_blocks=2),
+        topology=Topology(),
+        storage=storage,
+        **options,
+    )
+
+
 @pytest.mark.processes
 @pytest.mark.parametrize("page_cache", ["keep", "drop"])
 def test_blocks_of_shards_are_read_whole_and_batches_stay_the_same(tmp_path: Path, page_cache: str) -> None:
     num_samples, sample_bytes = 600, 5000
-    shard = tmp_path / "shard"
-    shard.write_bytes(random.Random(0).randbytes(num_samples * sample_bytes))
-    lines = [f"{number * sample_bytes}+{sample_bytes}@shard\t{number}\n" for number in range(num_samples)]
-    (tmp_path / "all.txt").write_text("#mpload 1\n#columns data:span label:int\n" + "".join(lines))
-    drop_all(shard)
-    if resident_pages(shard):
-        pytest.skip("this file system is in memory (tmpfs)")
-
-    def dataset(storage: Any) -> MPDataset:
-        return MPDataset(
-            tmp_path / "all.txt",
-            decode=RawBytes(),
-            batch_size=8,
-            shuffle=BlockShuffle(block_samples=25, window_blocks=2),
-            topology=Topology(),
-            storage=storage,
-        )
-
+    slow = SlowPages(tmp_path, page_cache=page_cache)
+    dataset = shard_dataset(tmp_path, num_samples=num_samples, storage=slow, batch_size=8)
     peak = 0
-    with MPLoader(dataset(SlowPages(tmp_path, page_cache=page_cache)), num_workers=2) as loader:
+    with MPLoader(dataset, num_workers=2) as loader:
         found = []
         for batch in loader:
             found += plain([batch])
-            peak = max(peak, resident_pages(shard))
+            peak = max(peak, resident_pages(tmp_path / "shard"))
     num_pages = num_samples * sample_bytes // mmap.PAGESIZE
-    drop_all(shard)
-    assert found == plain(dataset(None))
+    assert found == plain(shard_dataset(tmp_path, num_samples=num_samples, batch_size=8))
     if page_cache == "keep":
         assert peak > 0.9 * num_pages
     else:
@@ -266,26 +271,6 @@ def test_blocks_are_read_whole_from_a_fast_disk_only_if_the_kernel_reads_nothing
 # --- what is in the page cache already
 
 
-def shard_dataset(folder: Path, *, num_samples: int, storage: Any, **options: Any) -> MPDataset:
-    """Return a dataset of equal samples in one shard, in blocks of 25."""
-    path, sample_bytes = folder / "shard", 5000
-    path.write_bytes(random.Random(0).randbytes(num_samples * sample_bytes))
-    drop_all(path)
-    if resident_pages(path):
-        pytest.skip("this file system is in memory (tmpfs)")
-    lines = [f"{number * sample_bytes}+{sample_bytes}@shard\t{number}\n" for number in range(num_samples)]
-    (folder / "all.txt").write_text("#mpload 1\n#columns data:span label:int\n" + "".join(lines))
-    return MPDataset(
-        folder / "all.txt",
-        decode=RawBytes(),
-        batch_size=25,
-        shuffle=BlockShuffle(block_samples=25, window_blocks=2),
-        topology=Topology(),
-        storage=storage,
-        **options,
-    )
-
-
 def test_has_cached_tells_which_bytes_are_in_the_page_cache(written: Path) -> None:
     with LocalStorage(written.parent) as storage:
         assert not storage.has_cached("shard", [100_000])
@@ -298,7 +283,7 @@ def test_has_cached_tells_which_bytes_are_in_the_page_cache(written: Path) -> No
 
 
 def test_samples_that_their_blocks_have_loaded_are_not_read_ahead(tmp_path: Path) -> None:
-    worker = OneWorker(shard_dataset(tmp_path, num_samples=400, storage=None, page_cache="drop"))
+    worker = OneWorker(shard_dataset(tmp_path, num_samples=400, page_cache="drop"))
     ahead = worker.work.pipeline.ahead
     ahead._activate()
     worker.batch(0, chunk_samples=25)
@@ -316,7 +301,7 @@ def test_a_block_is_not_loaded_when_its_window_is_over(tmp_path: Path, monkeypat
     monkeypatch.setattr(ReadAhead, "run", lambda _, job: jobs.append(job))
     loaded: list[ByteRange] = []
     monkeypatch.setattr(LocalStorage, "prefetch", lambda _, item: loaded.append(item))
-    worker = OneWorker(shard_dataset(tmp_path, num_samples=400, storage=None, page_cache="drop"))
+    worker = OneWorker(shard_dataset(tmp_path, num_samples=400, page_cache="drop"))
     worker.batch(0, chunk_samples=25)
     first = list(jobs)
     for batch in range(1, 3):
@@ -329,7 +314,7 @@ def test_a_block_is_not_loaded_when_its_window_is_over(tmp_path: Path, monkeypat
 
 
 def test_spans_are_found_without_records_and_with_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    work = OneWorker(shard_dataset(tmp_path, num_samples=50, storage=None)).work
+    work = OneWorker(shard_dataset(tmp_path, num_samples=50)).work
     lines = lines_of(work.pipeline.index, range(10, 50))
     found = list(_runs_of(work.pipeline, lines))
     assert found == [
@@ -380,7 +365,7 @@ def test_an_error_of_one_span_does_not_stop_the_freeing_of_others() -> None:
 
 
 def test_what_was_read_ahead_for_chunks_of_others_is_let_go_while_the_page_cache_holds_all(tmp_path: Path) -> None:
-    worker = OneWorker(shard_dataset(tmp_path, num_samples=400, storage=None, page_cache="drop"))
+    worker = OneWorker(shard_dataset(tmp_path, num_samples=400, page_cache="drop"))
     work, ahead = worker.work, worker.work.pipeline.ahead
     ahead._activate()
     worker.batch(0, chunk_samples=25)
