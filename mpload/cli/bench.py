@@ -19,6 +19,7 @@ from mpload.index.opening import open_index
 from mpload.tools.bench.decoders import CROP, DECODE, Speed, installed_backends, measure_speeds, read_images
 from mpload.tools.bench.memory import LOADER_NAMES, all_cases, measure_memory
 from mpload.tools.bench.memory_report import memory_tables
+from mpload.transport.kernel import set_up_heaps
 from mpload.units import format_bytes, format_count, format_counted, parse_bytes
 
 __all__ = ["bench"]
@@ -43,6 +44,7 @@ def decode(
     """
     files = read_images(open_index(path), num_images=images, seed=seed)
     backends, missing = installed_backends(size)
+    set_up_heaps()  # as in workers
     with progress_bar("decoding", unit="rounds", total=rounds) as update:
         speeds = measure_speeds(backends, files, rounds=rounds, seed=seed, progress=update)
     if as_json:

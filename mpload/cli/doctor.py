@@ -17,6 +17,7 @@ from mpload.errors import ArgumentError, MploadError
 from mpload.judgement.facts import Facts, Job
 from mpload.memory.machine import num_usable_cores
 from mpload.tools.running import LoaderKey, facts_between, figures_of, find_job, is_stopped
+from mpload.transport.kernel import set_up_heaps
 from mpload.units import format_bytes, format_counted, parse_bytes
 
 __all__ = ["doctor"]
@@ -102,6 +103,7 @@ def doctor(
         )
         from mpload.tools.doctor.examine import examine  # noqa: PLC0415  imports torch
 
+        set_up_heaps()  # samples are measured in this process, and must cost what they cost in workers
         warnings.simplefilter("ignore")  # the trials may use more workers than cores on purpose
         tries = _TRIES if tune else 0
         diagnosis = examine(subject, job=job, seconds=seconds or _SECONDS, num_tries=tries, announce=_announce)

@@ -6,13 +6,17 @@ import os
 import signal
 from pathlib import Path
 
-__all__ = ["die_with_parent", "limit_heaps", "prefer_for_oom_kill", "set_process_name", "thread_names", "trim_heap"]
+__all__ = ["die_with_parent", "prefer_for_oom_kill", "set_process_name", "set_up_heaps", "thread_names", "trim_heap"]
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 _MAX_OOM_SCORE = 1000
 _M_ARENA_MAX = -8
+_M_MMAP_THRESHOLD = -3
+_M_TRIM_THRESHOLD = -1
 _MAX_HEAPS = 4
+_MAX_HEAP_OBJECT_BYTES = 32 << 20  # glibc allows no more
+_MAX_UNUSED_BYTES = 2 * _MAX_HEAP_OBJECT_BYTES  # as glibc itself chooses for objects of that size
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -43,14 +47,31 @@ def prefer_for_oom_kill() -> None:
         path.write_text(str(min(_MAX_OOM_SCORE, int(path.read_text()) + _MAX_OOM_SCORE)))
 
 
-def limit_heaps() -> None:
-    """Let the threads of this process share a few heaps, so that less memory lies unused in each.
+def set_up_heaps() -> None:
+    """Let the threads of this process share a few heaps, and let heaps keep what one sample frees for the next.
 
-    glibc's limit is 8 heaps for each core. The user's own limit in the environment is kept.
+    glibc's limit is 8 heaps for each core, and much memory would lie unused in each. With its thresholds, a heap may
+    give the memory of each image back to the kernel, which clears it again, page by page, for the next image. Options
+    that the user has set in the environment are kept.
     """
-    is_set = "MALLOC_ARENA_MAX" in os.environ or "arena_max" in os.environ.get("GLIBC_TUNABLES", "")
-    if not is_set and hasattr(_libc, "mallopt"):  # musl has only one heap
-        _libc.mallopt(ctypes.c_int(_M_ARENA_MAX), ctypes.c_int(_MAX_HEAPS))
+    if not hasattr(_libc, "mallopt"):  # musl has only one heap
+        return
+    if not _is_heap_option_set("arena_max"):
+        _set_heap_option(_M_ARENA_MAX, _MAX_HEAPS)
+    if not _is_heap_option_set("mmap_threshold", "mmap_max", "trim_threshold", "top_pad"):
+        _set_heap_option(_M_MMAP_THRESHOLD, _MAX_HEAP_OBJECT_BYTES)
+        _set_heap_option(_M_TRIM_THRESHOLD, _MAX_UNUSED_BYTES)
+
+
+def _is_heap_option_set(*names: str) -> bool:
+    """Return whether the environment sets one of these options, as a variable of its own or as a tunable."""
+    variables = {name.rstrip("_") for name in os.environ}  # MALLOC_TRIM_THRESHOLD_ ends so
+    tunables = os.environ.get("GLIBC_TUNABLES", "")
+    return any(f"MALLOC_{name.upper()}" in variables or f"malloc.{name}=" in tunables for name in names)
+
+
+def _set_heap_option(option: int, value: int) -> None:
+    _libc.mallopt(ctypes.c_int(option), ctypes.c_int(value))
 
 
 def trim_heap() -> None:

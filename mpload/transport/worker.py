@@ -14,7 +14,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from mpload.transport.board import BoardFds, WorkerBoard
 from mpload.transport.chunks import Chunk
-from mpload.transport.kernel import die_with_parent, limit_heaps, prefer_for_oom_kill, set_process_name
+from mpload.transport.kernel import die_with_parent, prefer_for_oom_kill, set_process_name, set_up_heaps
 from mpload.transport.messages import NOTICE, Answer, Failure, Tally, cause_of, details_of
 from mpload.transport.ragged import RaggedArray
 from mpload.transport.ring import SlotArrays, SlotRing, blank
@@ -188,7 +188,7 @@ def run_worker(number: int, place: Workplace, *, parent_pid: int) -> int:
     """Run as worker `number` until asked to exit; return the exit status."""
     die_with_parent(parent_pid)
     prefer_for_oom_kill()
-    limit_heaps()
+    set_up_heaps()
     set_process_name(f"mpload-worker-{number}")
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     place.board.use_row(number)

@@ -1,22 +1,25 @@
-"""Threads of a worker share a few heaps of the C library, unless the user has set another number."""
+"""Threads of a worker share a few heaps of the C library, which keep what a sample frees, unless the user decides."""
 
 import os
 import platform
+import resource
 import subprocess
 import sys
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 pytestmark = [
     pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the limit is glibc's"),
     pytest.mark.processes,
 ]
 
-SCRIPT = """
+COUNT_HEAPS = """
 import threading, time
-from mpload.transport.kernel import limit_heaps
+from mpload.transport.kernel import set_up_heaps
 
-limit_heaps()
+set_up_heaps()
 barrier = threading.Barrier(32)
 
 def work():
@@ -37,13 +40,66 @@ barrier.wait(30)
 """
 
 
+COUNT_FAULTS = """
+from mpload.transport.kernel import set_up_heaps
+from tests.transport.test_heaps import Images
+
+set_up_heaps()
+images = Images()
+print(-images[0][0] + images[0][0])
+"""
+MIB_PAGES = 256
+
+
+class Images:
+    """A map-style dataset that makes three images of 1 MiB for each sample, and yields the page faults so far."""
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, number: int) -> NDArray[np.int64]:
+        for _ in range(8):
+            images = [np.ones(1 << 18, np.float32) for _ in range(3)]
+            del images
+        return np.array([resource.getrusage(resource.RUSAGE_SELF).ru_minflt])
+
+
+def run(script: str, variables: dict[str, str]) -> int:
+    """Run a script that prints a number, with no options of the heap but `variables`; return the number."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_TUNABLES"))}
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=clean | variables, stdout=subprocess.PIPE, timeout=60, check=True
+    )
+    return int(done.stdout)
+
+
 @pytest.mark.parametrize(
     ("variables", "least", "most"),
     [({}, 1, 3), ({"MALLOC_ARENA_MAX": "7"}, 4, 6), ({"GLIBC_TUNABLES": "glibc.malloc.arena_max=7"}, 4, 6)],
 )
 def test_threads_share_a_few_heaps(variables: dict[str, str], least: int, most: int) -> None:
-    clean = {name: value for name, value in os.environ.items() if name not in {"MALLOC_ARENA_MAX", "GLIBC_TUNABLES"}}
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT], env=clean | variables, stdout=subprocess.PIPE, timeout=60, check=True
-    )
-    assert least <= int(done.stdout) <= most
+    assert least <= run(COUNT_HEAPS, variables) <= most
+
+
+@pytest.mark.parametrize(
+    ("variables", "are_kept"),
+    [
+        ({}, True),
+        ({"MALLOC_ARENA_MAX": "7"}, True),
+        ({"MALLOC_TRIM_THRESHOLD_": "131072"}, False),
+        ({"MALLOC_MMAP_THRESHOLD_": "131072"}, False),
+        ({"GLIBC_TUNABLES": "glibc.malloc.trim_threshold=131072"}, False),
+    ],
+)
+def test_pages_that_a_sample_frees_are_used_by_the_next_unless_the_user_decides(
+    variables: dict[str, str], *, are_kept: bool
+) -> None:
+    assert (run(COUNT_FAULTS, variables) < 4 * MIB_PAGES) is are_kept
+
+
+def test_the_pages_of_a_workers_samples_are_used_again() -> None:
+    from mpload import MPLoader  # imports torch, which the scripts above do without
+
+    with MPLoader(Images(), batch_size=1, num_workers=1) as loader:
+        faults = [int(batch) for batch in loader]
+    assert faults[-1] - faults[8] < 4 * MIB_PAGES
