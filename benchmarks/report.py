@@ -33,6 +33,7 @@ from limited_rows import LIMITED_HEADER, limited_rows
 from memory_figure import draw_memory
 from mixture_rows import MIXTURE_HEADER, mixture_rows
 from network_rows import network_header, network_rows
+from own_code_rows import OWN_CODE_HEADER, own_code_rows
 from parts_rows import PARTS_HEADER, parts_rows
 from records import RECORDS, Record, latest
 from served_rows import RECEIVING_HEADER, SERVERS_HEADER, rates_and_costs, receiving_rows, server_rows, with_spread
@@ -351,6 +352,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "memory": memory,
     "mixtures": lambda: markdown(MIXTURE_HEADER, mixture_rows()),
     "network": lambda: markdown(network_header(), network_rows()),
+    "own-code": lambda: markdown(OWN_CODE_HEADER, own_code_rows(), num_names=2),
     "parts": lambda: markdown(PARTS_HEADER, parts_rows()),
     "peer-memory": peer_memory,
     "repeated": repeated,
