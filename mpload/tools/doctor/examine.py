@@ -195,7 +195,8 @@ def _takes_no_files(remedy: Remedy) -> bool:
 def as_in_workers(facts: Facts) -> Facts:
     """Replace the costs of decode and transform by those in workers, which compete for memory bandwidth.
 
-    Another decoder does not compete in the same way, so its cost stays as measured: mpload's own writes less memory.
+    Another decoder does not compete in the same way, so its cost stays as measured: mpload's own writes less memory. So
+    does the cost of decoding without the transform.
     If there are more workers than free cores, their times include waiting for a core, and nothing is replaced.
     """
     job, environment = facts.job, facts.environment
@@ -207,7 +208,6 @@ def as_in_workers(facts: Facts) -> Facts:
     return replace(
         facts,
         decode=facts.decode.times(decode_factor),
-        decode_alone=facts.decode_alone and facts.decode_alone.times(decode_factor),
         alternatives=tuple(
             each if each.change is Change.NATIVE else replace(each, decode=each.decode.times(decode_factor))
             for each in facts.alternatives
