@@ -1,28 +1,28 @@
 """The rows of the table of bench_own_code.py."""
 
 from statistics import median
+from typing import Any
 
 from records import latest
 from served_rows import with_spread
 
 __all__ = ["OWN_CODE_HEADER", "own_code_rows"]
 
-OWN_CODE_HEADER = ["", "sizes of the photographs", "mpload, samples/s", "DataLoader, samples/s", "ratio", "page faults"]
+OWN_CODE_HEADER = ["", "sizes", "loader", "samples/s", "ratio", "CPU µs a sample", "page faults a sample"]
 
 
 def own_code_rows() -> list[list[str]]:
-    """Return the rates of the same code in both loaders, their ratio, and the page faults of a sample in each."""
-    found: dict[tuple[str, str], dict[str, list[float]]] = {}
-    faults: dict[tuple[str, str], dict[str, float]] = {}
+    """Return the rate, cost and page faults of each loader, and the ratio to mpload in the same round."""
+    found: dict[tuple[str, str], dict[str, dict[str, Any]]] = {}
     for record in latest("own_code"):
-        case, figures = record["case"], record["figures"]
-        key = case["code"], case["sizes"]
-        found.setdefault(key, {})[case["contestant"]] = figures["samples_per_second"]
-        faults.setdefault(key, {})[case["contestant"]] = figures["page_faults_per_sample"]
+        case = record["case"]
+        found.setdefault((case["code"], case["sizes"]), {})[case["contestant"]] = record["figures"]
     rows = []
-    for (code, sizes), rates in found.items():
-        ours, theirs = rates["mpload"], rates["DataLoader"]
-        ratio = median(mine / other for mine, other in zip(ours, theirs, strict=True))
-        both = f"{faults[code, sizes]['mpload']:.0f} and {faults[code, sizes]['DataLoader']:.0f}"
-        rows.append([code, sizes, with_spread(ours), with_spread(theirs), f"{ratio:.2f}", both])
+    for (code, sizes), of_loaders in found.items():
+        ours = of_loaders["mpload"]["samples_per_second"]
+        for loader, figures in of_loaders.items():
+            rates = figures["samples_per_second"]
+            ratio = median(rate / mine for rate, mine in zip(rates, ours, strict=True))
+            costs = [f"{figures['cpu_us']:,}", f"{figures['page_faults_per_sample']:.0f}"]
+            rows.append([code, sizes, loader, with_spread(rates), f"{ratio:.2f}", *costs])
     return rows

@@ -352,7 +352,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "memory": memory,
     "mixtures": lambda: markdown(MIXTURE_HEADER, mixture_rows()),
     "network": lambda: markdown(network_header(), network_rows()),
-    "own-code": lambda: markdown(OWN_CODE_HEADER, own_code_rows(), num_names=2),
+    "own-code": lambda: markdown(OWN_CODE_HEADER, own_code_rows(), num_names=3),
     "parts": lambda: markdown(PARTS_HEADER, parts_rows()),
     "peer-memory": peer_memory,
     "repeated": repeated,

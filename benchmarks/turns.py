@@ -5,6 +5,7 @@ starts each with `started`, reads that line with `told`, and then calls `take_tu
 """
 
 import json
+import os
 import random
 import statistics
 import subprocess
@@ -31,10 +32,14 @@ class Turn:
     """CPU time of the process alone, in milliseconds per batch."""
 
 
-def started(script: str, *arguments: str, python: Path | str = sys.executable) -> Process:
-    """Start a contestant: a script of a benchmark with these arguments."""
+def started(
+    script: str, *arguments: str, python: Path | str = sys.executable, env: Mapping[str, str] | None = None
+) -> Process:
+    """Start a contestant: a script of a benchmark with these arguments, and further variables of the environment."""
     command = [str(python), "-W", "ignore", script, *arguments]
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, **(env or {})}
+    )
 
 
 def run_epochs(loader: Iterable[Any], size_of: Callable[[Any], int]) -> None:

@@ -40,6 +40,7 @@ from dataclasses import dataclass
 
 from mpload.transport.chunks import Chunk
 from mpload.transport.fence import Fence
+from mpload.transport.kernel import trim_heap
 from mpload.transport.limits import shared_memory
 from mpload.transport.queue import ENTRY_CELLS, HEADER_CELLS, READER, TASK, ChunkQueue
 
@@ -344,8 +345,9 @@ class WorkerBoard:
             self.end_turn()  # called by a user's thread that has outlived its sample
 
     def end_turn(self) -> None:
-        """End this worker's turn, if it has it."""
+        """End this worker's turn, if it has it, and give the memory of its large sample back."""
         if self._has_turn:
+            trim_heap()
             self._unlock(_TURN)
             self._has_turn = False
 

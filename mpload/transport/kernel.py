@@ -15,7 +15,7 @@ _M_ARENA_MAX = -8
 _M_MMAP_THRESHOLD = -3
 _M_TRIM_THRESHOLD = -1
 _MAX_HEAPS = 4
-_MAX_HEAP_OBJECT_BYTES = 32 << 20  # glibc allows no more
+_MAX_HEAP_OBJECT_BYTES = 32 << 20  # older versions of glibc allow no more
 _MAX_UNUSED_BYTES = 2 * _MAX_HEAP_OBJECT_BYTES  # as glibc itself chooses for objects of that size
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -50,28 +50,29 @@ def prefer_for_oom_kill() -> None:
 def set_up_heaps() -> None:
     """Let the threads of this process share a few heaps, and let heaps keep what one sample frees for the next.
 
-    glibc's limit is 8 heaps for each core, and much memory would lie unused in each. With its thresholds, a heap may
-    give the memory of each image back to the kernel, which clears it again, page by page, for the next image. Options
-    that the user has set in the environment are kept.
+    glibc's own limit is 8 heaps for each core, and much memory would lie unused in each. With glibc's own thresholds, a
+    heap may give the memory of each image back to the kernel, which clears it again, page by page, for the next image.
+    Options are kept that the environment sets. (glibc itself reads them only when the user's process starts.)
     """
     if not hasattr(_libc, "mallopt"):  # musl has only one heap
         return
-    if not _is_heap_option_set("arena_max"):
+    if not _is_heap_option_set("arena_max", variable="MALLOC_ARENA_MAX"):
         _set_heap_option(_M_ARENA_MAX, _MAX_HEAPS)
-    if not _is_heap_option_set("mmap_threshold", "mmap_max", "trim_threshold", "top_pad"):
+    thresholds = ("mmap_threshold", "mmap_max", "trim_threshold", "top_pad")
+    # To set one of them ends that glibc adapts the others: both or none.
+    if not any(_is_heap_option_set(name, variable=f"MALLOC_{name.upper()}_") for name in thresholds) and (
         _set_heap_option(_M_MMAP_THRESHOLD, _MAX_HEAP_OBJECT_BYTES)
+    ):
         _set_heap_option(_M_TRIM_THRESHOLD, _MAX_UNUSED_BYTES)
 
 
-def _is_heap_option_set(*names: str) -> bool:
-    """Return whether the environment sets one of these options, as a variable of its own or as a tunable."""
-    variables = {name.rstrip("_") for name in os.environ}  # MALLOC_TRIM_THRESHOLD_ ends so
-    tunables = os.environ.get("GLIBC_TUNABLES", "")
-    return any(f"MALLOC_{name.upper()}" in variables or f"malloc.{name}=" in tunables for name in names)
+def _is_heap_option_set(name: str, *, variable: str) -> bool:
+    return variable in os.environ or f"glibc.malloc.{name}=" in os.environ.get("GLIBC_TUNABLES", "")
 
 
-def _set_heap_option(option: int, value: int) -> None:
-    _libc.mallopt(ctypes.c_int(option), ctypes.c_int(value))
+def _set_heap_option(option: int, value: int) -> bool:
+    """Set an option of the heaps; return whether glibc accepts the value."""
+    return bool(_libc.mallopt(ctypes.c_int(option), ctypes.c_int(value)))
 
 
 def trim_heap() -> None:

@@ -105,9 +105,11 @@ def test_a_slow_decoder_that_workers_slow_down_does_not_make_another_one_slow() 
     native = Alternative(change=Change.NATIVE, decode=Cost(cpu_seconds=0.2e-3))
     smaller = Alternative(change=Change.RESIZED, decode=Cost(cpu_seconds=0.4e-3))
     found = tried(plain(num_workers=2, alternatives=(native, smaller)), 1000.0, decode_seconds=1.8e-3)
+    found = replace(found, decode_alone=Cost(cpu_seconds=0.9e-3))
     after = as_in_workers(found)  # decoding takes 1 ms in one process
     assert after.decode.seconds == pytest.approx(1.8e-3)
     assert [each.decode.seconds for each in after.alternatives] == pytest.approx([0.2e-3, 0.72e-3])
+    assert after.decode_alone == Cost(cpu_seconds=0.9e-3)  # an upper bound of what removing the transform gains
 
 
 def test_a_leak_needs_a_known_number_of_samples() -> None:
