@@ -1,6 +1,7 @@
 """Indexes of a bucket made on a Ray cluster: byte for byte those of one machine, whatever is killed."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from tests.support.transport_works import wait_until
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 NUM_CLASSES, NUM_FILES = 60, 50
+RAY_LOG = re.compile(r"\[[-\d]+ [:,\d]+ [IWE] \d+ \d+\] \w+\.cc:\d+: ")  # Ray's own, of a task that was interrupted
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +102,8 @@ def test_an_interrupted_index_leaves_nothing(cluster: TestCluster, tmp_path: Pat
     with begun_index(tmp_path / "train.txt") as program:
         os.killpg(program.pid, signal.SIGINT)
         errors = program.communicate(timeout=100)[1]
-    assert (program.returncode, errors) == (130, "mpload: interrupted\n")
+    ours = [line for line in errors.splitlines() if not RAY_LOG.match(line)]
+    assert (program.returncode, ours) == (130, ["mpload: interrupted"])
     assert not list(tmp_path.iterdir())
 
 
