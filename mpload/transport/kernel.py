@@ -59,7 +59,7 @@ def set_up_heaps() -> None:
     if not _is_heap_option_set("arena_max", variable="MALLOC_ARENA_MAX"):
         _set_heap_option(_M_ARENA_MAX, _MAX_HEAPS)
     thresholds = ("mmap_threshold", "mmap_max", "trim_threshold", "top_pad")
-    # To set one of them ends that glibc adapts the others: both or none.
+    # Once one of these is set, glibc no longer adapts the others. So set both thresholds or none.
     if not any(_is_heap_option_set(name, variable=f"MALLOC_{name.upper()}_") for name in thresholds) and (
         _set_heap_option(_M_MMAP_THRESHOLD, _MAX_HEAP_OBJECT_BYTES)
     ):

@@ -196,7 +196,7 @@ def as_in_workers(facts: Facts) -> Facts:
     """Replace the costs of decode and transform by those in workers, which compete for memory bandwidth.
 
     Another decoder does not compete in the same way, so its cost stays as measured: mpload's own writes less memory. So
-    does the cost of decoding without the transform, whose gain is stated as an upper bound.
+    does the cost of decoding without the transform: the gain of removing a transform is stated as an upper bound.
     If there are more workers than free cores, their times include waiting for a core, and nothing is replaced.
     """
     job, environment = facts.job, facts.environment
