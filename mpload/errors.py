@@ -24,6 +24,11 @@ Each error can be caught as `MploadError` and as the builtin beside it. Each can
 because that is how a DataLoader recreates a worker's exception in the parent. Warnings are of class `MploadWarning`.
 """
 
+import inspect
+import warnings
+from pathlib import Path
+from types import FrameType
+
 __all__ = [
     "ArgumentError",
     "DecodeError",
@@ -214,6 +219,27 @@ class WorkerTraceback(MploadError, RuntimeError):  # noqa: N818  it is a traceba
     It is never raised by itself. It is attached as the last `__cause__` of the error raised in the training process,
     so that Python prints both tracebacks. Read it from the bottom up to find the line of your code that failed.
     """
+
+
+_FOLDER = f"{Path(__file__).parent}/"
+_BETWEEN = {"contextlib", "functools", "mpload", "runpy", "threading"}
+"""Packages whose code may lie between a warning and the line of the user's that led to it."""
+
+
+def warn(text: str) -> None:
+    """Issue an `MploadWarning` that shows the innermost line of the call stack that is not mpload's.
+
+    A worker or a thread may have no such line. Its warnings show none.
+    """
+    level, frame = 1, inspect.currentframe()
+    while frame is not None and _is_between(frame):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(text, MploadWarning, stacklevel=level)  # noqa: TID251
+
+
+def _is_between(frame: FrameType) -> bool:
+    package = str(frame.f_globals.get("__name__")).partition(".")[0]  # also of code that `dataclass` writes
+    return package in _BETWEEN or frame.f_code.co_filename.startswith(_FOLDER)  # a module of ours may be `__main__`
 
 
 FAILURES = (Exception, SystemExit, GeneratorExit)

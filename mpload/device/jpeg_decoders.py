@@ -2,7 +2,6 @@
 
 import importlib
 import os
-import warnings
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, Protocol
@@ -11,7 +10,7 @@ import numpy as np
 import torch
 from torch.utils.dlpack import from_dlpack
 
-from mpload.errors import MploadWarning
+from mpload.errors import warn
 from mpload.images.jpeg_header import ImageBytes
 from mpload.images.resize import Box
 
@@ -146,11 +145,7 @@ class TorchvisionDecoder:
 
 def _warn_of_none(num_files: int, error: RuntimeError) -> None:
     if num_files > 1:
-        warnings.warn(
-            f"the device decodes none of {num_files} JPEGs, so this process does, which is slow: {error}",
-            MploadWarning,
-            stacklevel=3,
-        )
+        warn(f"the device decodes none of {num_files} JPEGs, so this process does, which is slow: {error}")
 
 
 def _tensor(file: ImageBytes) -> torch.Tensor:

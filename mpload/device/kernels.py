@@ -3,11 +3,10 @@
 import importlib.util
 import os
 import shutil
-import warnings
 
 import torch
 
-from mpload.errors import MploadWarning
+from mpload.errors import warn
 
 __all__ = ["can_compile"]
 
@@ -23,11 +22,9 @@ def can_compile(device: torch.device) -> bool:
     try:
         _try_kernel(device)
     except Exception as error:  # noqa: BLE001  compiler, headers, driver, cache folder: each raises another type
-        warnings.warn(
+        warn(
             f"Triton does not work on {device}, so slower kernels of torch are used: {error!r:.300}. "
-            "Run pip uninstall triton if you do not need it",
-            MploadWarning,
-            stacklevel=2,
+            "Run pip uninstall triton if you do not need it"
         )
         return False
     return True

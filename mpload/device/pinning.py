@@ -1,7 +1,6 @@
 """Pins host memory, so that an accelerator can copy from it directly, without a staging copy."""
 
 import os
-import warnings
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
@@ -11,7 +10,7 @@ from typing import Any
 import torch
 from numpy.typing import NDArray
 
-from mpload.errors import MploadWarning
+from mpload.errors import warn
 
 __all__ = ["Pinner"]
 
@@ -53,11 +52,7 @@ class Pinner:
             _check(self._cudart().cudaHostRegister(address, memory.nbytes, _PORTABLE), self._cudart, self._device)
         except RuntimeError as error:
             self._cudart = None
-            warnings.warn(
-                f"slots cannot be pinned, so each batch is copied once more on the host: {error}",
-                MploadWarning,
-                stacklevel=7,
-            )
+            warn(f"slots cannot be pinned, so each batch is copied once more on the host: {error}")
             return False
         self._registered[address] = memory
         return True

@@ -2,7 +2,6 @@
 
 import os
 import threading
-import warnings
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
@@ -16,7 +15,7 @@ from mpload.device.drawing import DrawViews, find_draw_views
 from mpload.device.jpeg_decoders import DeviceDecoder, device_decoder
 from mpload.device.staging import map_leaves
 from mpload.device.streams import Mark, SideStream, side_stream
-from mpload.errors import DecodeError, MploadWarning, SampleError
+from mpload.errors import DecodeError, SampleError, warn
 from mpload.images.gpu_decode import EncodedImage
 from mpload.images.image import open_image
 
@@ -120,11 +119,9 @@ class Unpacker:
     def _decoder(self) -> DeviceDecoder | None:
         decoder = self._find_decoder(self._device)
         if decoder is None and self._device.type != "cpu":
-            warnings.warn(
+            warn(
                 f"no JPEG decoder for {self._device}: this process decodes on the CPU, which workers would do faster. "
-                "Run pip install torchvision, or leave GpuDecode out",
-                MploadWarning,
-                stacklevel=5,
+                "Run pip install torchvision, or leave GpuDecode out"
             )
         return decoder
 

@@ -1,11 +1,10 @@
 """The decoders of JPEGs that are installed: the native module, where it was built, and simplejpeg."""
 
-import warnings
 from collections.abc import Callable
 from functools import cache
 from typing import Final, Literal, NamedTuple, Protocol
 
-from mpload.errors import ArgumentError, MploadWarning
+from mpload.errors import ArgumentError, warn
 from mpload.images.jpeg_header import ImageBytes
 from mpload.images.resize import Box, Pixels
 from mpload.native import how_to_build, native_module
@@ -139,10 +138,8 @@ HOW_TO_BUILD = how_to_build("libjpeg-turbo's headers", "libjpeg62-turbo-dev")
 
 @cache  # Python shows warnings again whenever any library changes the filters
 def _warn_of_slow_decoding() -> None:
-    warnings.warn(
+    warn(
         "JPEGs are decoded by simplejpeg, as mpload was installed without its native decoder: a crop takes 2.2 to 2.3 "
         "times as long, 4.5 to 4.9 times as long with antialias=True. "  # benchmarks/records/decode.jsonl
-        f"{HOW_TO_BUILD}, or set backend='simplejpeg' to hide this warning",
-        MploadWarning,
-        stacklevel=5,  # the line that constructs a decoder
+        f"{HOW_TO_BUILD}, or set backend='simplejpeg' to hide this warning"
     )

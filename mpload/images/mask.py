@@ -1,7 +1,6 @@
 """`Mask`: one value per pixel, such as class ids or depths, which follow the sample's geometry unchanged."""
 
 import math
-import warnings
 from dataclasses import KW_ONLY, dataclass
 from functools import cache
 from typing import Any, ClassVar
@@ -9,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from mpload.errors import ArgumentError, DecodeError, MploadWarning
+from mpload.errors import ArgumentError, DecodeError, warn
 from mpload.images.claims import Claim, unclaimed
 from mpload.images.geometry import Geometry
 from mpload.images.jpeg_header import ImageBytes
@@ -109,11 +108,9 @@ class Mask:
 @cache  # Python shows warnings again whenever any library changes the filters
 def _warn_of_slow_masks() -> None:
     if native_module("images._masks") is None:
-        warnings.warn(
+        warn(
             "masks are decoded one at a time, which is slower, as mpload was installed without its native decoder of "
-            f"PNG masks. {_HOW_TO_BUILD}",
-            MploadWarning,
-            stacklevel=4,  # the line that constructs a decoder
+            f"PNG masks. {_HOW_TO_BUILD}"
         )
 
 

@@ -3,14 +3,13 @@
 import errno
 import os
 import posixpath
-import warnings
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import quote
 
-from mpload.errors import IndexChangedError, IndexFormatError, MploadError, MploadWarning, StorageError
+from mpload.errors import IndexChangedError, IndexFormatError, MploadError, StorageError, warn
 from mpload.index.copying import copies_of_urls, copy_of_file, copy_of_url
 from mpload.index.index import Index
 from mpload.index.open_file import open_text
@@ -74,7 +73,7 @@ def open_index(
     if is_url(source) or copies is not None:
         text, warning = opening.text_of(source)
         if warning:
-            warnings.warn(warning, MploadWarning, stacklevel=2)
+            warn(warning)
     if not is_part_list(text):
         return opening.opened(text, source, progress)
     return open_parts(
@@ -119,7 +118,7 @@ class _Opening:
         """Open a part, see `open_parts`."""
         text, warning = self.text_of(source)
         if warning:
-            warnings.warn(warning, MploadWarning, stacklevel=2)
+            warn(warning)
         if is_part_list(text):
             raise IndexFormatError("lists parts itself. List its parts instead, as `mpload merge --as-parts` does")
         header = read_header(text, may_be_empty=True)

@@ -9,7 +9,6 @@ import os
 import shutil
 import stat
 import tempfile
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +17,7 @@ from typing import BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from mpload.errors import ArgumentError, IndexChangedError, MploadWarning
+from mpload.errors import ArgumentError, IndexChangedError, warn
 from mpload.index.columns import Cell, Column, format_columns
 from mpload.index.derived import machine_lock
 from mpload.index.index import Index, header_of
@@ -155,7 +154,7 @@ def append_to_index(
                 if num_new:
                     _publish(old, stamp, classes, scratch)
         if rows.left_out:
-            warnings.warn(f"left out of {target}: {rows.left_out}", MploadWarning, stacklevel=2)
+            warn(f"left out of {target}: {rows.left_out}")
         now = open_index(target)
         if with_sizes or (num_new and old.nbytes is not None):
             measure_sizes(now, num_workers=num_workers, known=old.nbytes)

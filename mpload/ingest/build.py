@@ -1,13 +1,12 @@
 """`build_index`: writes the text and the sidecar of an index from a source."""
 
 import os
-import warnings
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import overload
 
-from mpload.errors import MploadWarning
+from mpload.errors import warn
 from mpload.index.columns import parse_columns
 from mpload.index.opening import open_index
 from mpload.index.publishing import check_local, check_out
@@ -164,9 +163,9 @@ def build_index(
         checked = with_warning_of_escapes(sized, target)
         paths = write_texts(checked, target, split=parts, relative=relative, progress=progress)
     if rows.notice and classes_from is None:
-        warnings.warn(f"{target}: {rows.notice}", MploadWarning, stacklevel=2)
+        warn(f"{target}: {rows.notice}")
     if rows.left_out:
-        warnings.warn(f"left out of {target}: {rows.left_out}", MploadWarning, stacklevel=2)
+        warn(f"left out of {target}: {rows.left_out}")
     for path in paths:
         index = open_index(path)
         if with_sizes:

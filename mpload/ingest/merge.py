@@ -1,13 +1,12 @@
 """`merge_indexes`: merges several indexes into one."""
 
 import os
-import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
-from mpload.errors import ArgumentError, MploadWarning
+from mpload.errors import ArgumentError, warn
 from mpload.index.columns import Cell, format_columns
 from mpload.index.copying import copy_of_url
 from mpload.index.opening import open_index, root_at, root_of
@@ -47,7 +46,7 @@ def _sources_at(name: str) -> Iterator[_Source]:
     """Read the header of the index at an absolute path or a URL, from which it is copied first; or of all its parts."""
     text, warning = copy_of_url(name) if is_url(name) else (Path(name), "")
     if warning:
-        warnings.warn(warning, MploadWarning, stacklevel=4)
+        warn(warning)
     if is_part_list(text):
         index = open_index(name)
         assert isinstance(index, PartsIndex), "its text lists parts"

@@ -1,7 +1,6 @@
 """Adds the width and height of each image to the rows of an index, from the headers of the files."""
 
 import os
-import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from io import BytesIO
@@ -10,7 +9,7 @@ from typing import Final
 
 import imagesize  # type: ignore[import-untyped]
 
-from mpload.errors import ArgumentError, DecodeError, MploadWarning
+from mpload.errors import ArgumentError, DecodeError, warn
 from mpload.images.image import open_image
 from mpload.images.jpeg_header import read_header
 from mpload.images.limits import Limits
@@ -83,13 +82,11 @@ class _Measured:
                     self.unreadable = self.unreadable or [row[self.column]]
                 yield row
         if self.num_unreadable:
-            warnings.warn(
+            warn(
                 f"{format_counted(self.num_unreadable, 'image')} could not be read, such as "
                 f"{printable(str(self.unreadable[0]))}. "
                 'Their width and height are 0. To leave them out: mpload select INDEX --where "width > 0". '
-                f"The first error: {self._fault_of(self.unreadable[0])}",
-                MploadWarning,
-                stacklevel=2,
+                f"The first error: {self._fault_of(self.unreadable[0])}"
             )
 
     def _measured(self, chunk: Iterable[Sequence[Cell]]) -> list[Sequence[Cell]]:

@@ -1,12 +1,11 @@
 """Names of local files that a web server would read in another way."""
 
 import re
-import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from mpload.errors import MploadWarning
+from mpload.errors import warn
 from mpload.index.columns import Cell, path_of
 from mpload.ingest.rows import Rows
 from mpload.units import format_counted, printable
@@ -40,10 +39,8 @@ def _cells(rows: Rows, index: Path) -> Iterator[Sequence[Cell]]:
         example = example or next(iter(found), "")
         yield cells
     if num_found:
-        warnings.warn(
+        warn(
             f"{index}: {format_counted(num_found, 'sample')} with names that a web server takes for escaped ones, such "
             f"as {printable(example)}: paths below {printable(rows.root)} are written as in a URL. Write %25 for the "
-            "percent sign in these paths of the index, or rename the files",
-            MploadWarning,
-            stacklevel=2,
+            "percent sign in these paths of the index, or rename the files"
         )

@@ -5,12 +5,11 @@ keypoints. Annotation tools write the names to `classes.txt` instead.
 """
 
 import re
-import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mpload.errors import ArgumentError, MploadWarning, StorageError
+from mpload.errors import ArgumentError, StorageError, warn
 from mpload.index.label_lines import KeypointShape
 from mpload.units import MIB, printable
 
@@ -52,11 +51,9 @@ def describe_labels(folder: Path) -> Description:
     if found is None:
         return Description(path=listed if names else None, classes=names)
     if names and names != found.classes:
-        warnings.warn(
+        warn(
             f"{printable(str(listed))} has other classes than {printable(str(found.path))}, whose names are used. "
-            f"Delete {_CLASSES}, or correct one of them",
-            MploadWarning,
-            stacklevel=2,
+            f"Delete {_CLASSES}, or correct one of them"
         )
     return found
 

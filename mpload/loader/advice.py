@@ -1,11 +1,10 @@
 """Warnings that explain what slows a loader down, with numbers and remedies. Each is shown once."""
 
 import os
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from mpload.errors import MploadWarning
+from mpload.errors import warn
 from mpload.judgement.facts import Alternative, Change, Facts, Stage
 from mpload.judgement.remedies import remedies
 from mpload.judgement.verdict import judge
@@ -128,4 +127,4 @@ class Adviser:
         for subject, text in advise(facts, image_excess=self._image_excess).items():
             if subject not in self._said:
                 self._said.add(subject)
-                warnings.warn(text, MploadWarning, stacklevel=5)
+                warn(text)

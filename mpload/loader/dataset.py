@@ -1,14 +1,13 @@
 """`MPDataset`: an index as an iterable dataset, with or without a DataLoader."""
 
 import os
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from torch.utils.data import IterableDataset, get_worker_info
 from typing_extensions import TypeVar
 
-from mpload.errors import ArgumentError, MploadWarning, StateError
+from mpload.errors import ArgumentError, StateError, warn
 from mpload.index.bucketing import Buckets
 from mpload.index.index import Index
 from mpload.index.mixture import Mixture
@@ -233,11 +232,9 @@ class MPDataset(IterableDataset[Batch]):
         info = get_worker_info()
         worker, num_workers = (0, 1) if info is None else (info.id, info.num_workers)
         if self.batch_size and worker == 0 and stacks_batches():
-            warnings.warn(
+            warn(
                 f"this DataLoader stacks batches of {self.batch_size} samples, because its batch_size is not None. "
-                "Write DataLoader(dataset, batch_size=None)",
-                MploadWarning,
-                stacklevel=2,
+                "Write DataLoader(dataset, batch_size=None)"
             )
         epoch = self._runs.epochs.begin(worker=worker, num_workers=num_workers)
         first = worker if self.batch_size else 0

@@ -1,12 +1,11 @@
 """The workers and slots of a loader. Their numbers fit the memory budget, and are adjusted while the loader runs."""
 
 import time
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Self
 
-from mpload.errors import MploadWarning
+from mpload.errors import warn
 from mpload.loader.governor import Governor
 from mpload.loader.outages import OutageWarnings
 from mpload.loader.scaler import Scaler
@@ -87,7 +86,7 @@ class Engine:
             options: how workers are treated.
         """
         if not knows_free_memory():
-            warnings.warn(_UNKNOWN_MEMORY, MploadWarning, stacklevel=4)
+            warn(_UNKNOWN_MEMORY)
         self._source = source
         self._budget = budget
         self._layout = SlotLayout(num_samples=source.slot_samples, fields=fields)

@@ -1,13 +1,12 @@
 """The governor: makes fewer batches ahead while memory is short, and more again afterwards."""
 
 import time
-import warnings
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from mpload.errors import MploadWarning
+from mpload.errors import warn
 from mpload.memory.budget import WORKER_BYTES
 from mpload.memory.machine import MemoryGauge, MemoryRoom
 from mpload.memory.usage import anonymous_bytes
@@ -273,7 +272,7 @@ class Governor:
         if depth < before:
             self.num_shrinks += 1
             if self.num_shrinks == 1:
-                warnings.warn(_shrink_warning(readings, before, depth), MploadWarning, stacklevel=4)
+                warn(_shrink_warning(readings, before, depth))
 
     def _relieved(self, readings: Readings) -> Readings:
         """Shrink the cache by the lacking bytes, and return the readings after that."""
@@ -286,12 +285,10 @@ class Governor:
         freed = max(0, used - self._cache.used_bytes())
         if freed and not self._has_warned_of_cache:
             self._has_warned_of_cache = True
-            warnings.warn(
+            warn(
                 f"memory is short: {_cause_and_remedy(readings)[0]}. Therefore the cache in memory gives up "
                 f"{format_bytes(freed)} of {format_bytes(used)}, and does not grow again in this run. Batches stay the "
-                "same. Lower the max_bytes of the cache, or keep it on a disk. Shown once",
-                MploadWarning,
-                stacklevel=5,
+                "same. Lower the max_bytes of the cache, or keep it on a disk. Shown once"
             )
         return replace(readings, free_bytes=readings.free_bytes + freed, own_bytes=readings.own_bytes - freed)
 

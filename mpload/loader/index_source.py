@@ -1,7 +1,6 @@
 """`IndexSource`: the batches of an `MPDataset`."""
 
 import math
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import partial
@@ -21,12 +20,12 @@ from mpload.errors import (
     ArgumentError,
     IndexChangedError,
     MploadError,
-    MploadWarning,
     SampleError,
     ServerError,
     SidecarError,
     TooManyBadSamples,
     cause_of,
+    warn,
 )
 from mpload.index.index import records_of
 from mpload.loader.collate import BatchSeed, CollateError, why_not_in_workers
@@ -165,11 +164,7 @@ class IndexSource:
         collate = self._run.presenter.callable
         if collate is not None:
             if reason := why_not_in_workers(collate):
-                warnings.warn(
-                    f"collate runs in the training process, because workers cannot get a copy of it: {reason}",
-                    MploadWarning,
-                    stacklevel=4,
-                )
+                warn(f"collate runs in the training process, because workers cannot get a copy of it: {reason}")
                 return ()
             self._collates = True
             return MADE, whole_field(max_bytes=batch_room_bytes(batch_size=self.batch_size, num_fields=1))

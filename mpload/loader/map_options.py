@@ -1,13 +1,12 @@
 """The arguments of an `MPLoader` for map-style datasets: those of a DataLoader, and those of an `MPDataset`."""
 
-import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, TypedDict
 
 import torch
 
-from mpload.errors import ArgumentError, MploadWarning
+from mpload.errors import ArgumentError, warn
 from mpload.index.weighting import IndexOrder
 from mpload.loader.instead import check_arguments
 from mpload.plan.order import OrderChoice, Sequential, Shuffle
@@ -98,7 +97,7 @@ class MapOptions:
             if arguments.get(name, default) != default
         ]
         if unused:
-            warnings.warn(f"an MPLoader has no use for {'; '.join(unused)}", MploadWarning, stacklevel=3)
+            warn(f"an MPLoader has no use for {'; '.join(unused)}")
         known: dict[str, Any] = {name: value for name, value in arguments.items() if name in names}
         return cls(**known)
 

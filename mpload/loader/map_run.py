@@ -1,13 +1,12 @@
 """How a run reads a map-style dataset, and the position of the run: by an order of ours, or by the user's sampler."""
 
-import warnings
 from collections.abc import Iterator, Mapping, Sized
 from dataclasses import replace
 from typing import Any, Protocol
 
 from torch.utils.data import BatchSampler, Subset
 
-from mpload.errors import MploadWarning, StateError
+from mpload.errors import StateError, warn
 from mpload.loader.changes import Watch
 from mpload.loader.epochs import Epoch, EpochTable
 from mpload.loader.map_options import MapOptions
@@ -25,7 +24,7 @@ from mpload.samples.batch_work import Wanted
 from mpload.samples.seeded_dataset import MapDataset
 from mpload.transport.batches import BatchTask
 from mpload.transport.pickling import pickled_for_workers
-from mpload.units import format_count
+from mpload.units import format_count, format_counted
 
 __all__ = ["MapRun", "PlannedRun", "SampledRun"]
 
@@ -207,10 +206,8 @@ class SampledRun:
 
     def plan_of(self, epoch: Epoch) -> AnyPlan:
         """Return the plan of an epoch, in batches. If the sampler has no length, the plan is as long as can be."""
-        try:
-            num_batches = len(self._batches) if isinstance(self._batches, Sized) else MAX_NUM_SAMPLES
-        except TypeError:  # of a sampler inside a sampler
-            num_batches = MAX_NUM_SAMPLES
+        length = _length(self._batches)
+        num_batches = MAX_NUM_SAMPLES if length is None else length
         start = min(epoch.position, num_batches)
         return Plan(num_samples=num_batches, batch_size=1, topology=Topology(), tail=Tail.RAGGED, start=start)
 
@@ -221,12 +218,28 @@ class SampledRun:
     def _wanted(self, epoch: Epoch, *, ahead: bool) -> Iterator[Wanted]:
         for follower in self._followers:
             follower.begin(epoch.number)
-        position = 0
+        position, is_empty = 0, True
         for number, batch in enumerate(self._generator.drawn(self._batches, ahead=ahead)):
             indices = list(batch) if self._are_lists else [batch]
             if number >= epoch.position:
                 yield Wanted(indices=indices, keys=range(position, position + len(indices)))
             position += len(indices)
+            is_empty = False
+        if is_empty and not epoch.position:
+            self._warn_if_all_is_dropped()
+
+    def _warn_if_all_is_dropped(self) -> None:
+        """Warn of an epoch without a batch, if `drop_last` is the likely reason."""
+        if not isinstance(self._batches, BatchSampler) or not self._batches.drop_last:
+            return
+        num_samples = _length(self._batches.sampler)
+        if num_samples != 0:
+            drawn = "" if num_samples is None else f" of {format_counted(num_samples, 'sample')}"
+            warn(
+                f"{self.name}: the epoch has no batch: the sampler{drawn} cannot fill one batch of "
+                f"{self._batches.batch_size}, and drop_last=True drops the rest. Use smaller batches, or "
+                "drop_last=False"
+            )
 
     def whole_tasks(self, epoch: Epoch) -> Iterator[BatchTask]:
         """Yield the tasks of an epoch for workers that make whole batches."""
@@ -285,6 +298,14 @@ class SampledRun:
         self._tell_sampler(restored.number)
 
 
+def _length(sampler: Any) -> int | None:
+    """Return the length of a sampler; None if it has none."""
+    try:
+        return len(sampler) if isinstance(sampler, Sized) else None
+    except TypeError:  # of a sampler inside a sampler
+        return None
+
+
 def _restored(
     state_dict: Mapping[str, Any],
     fingerprint: str,
@@ -313,11 +334,9 @@ def _is_share(dataset: Any, topology: Topology) -> bool:
 
 
 def _warn_of_share(dataset: Any, topology: Topology) -> None:
-    warnings.warn(
+    warn(
         f"the dataset is a Subset of {len(dataset):,} of {len(dataset.dataset):,} samples, and there are "
         f"{topology.world_size} ranks. If each rank has its own Subset, pass topology=mpload.Topology(): the loader "
         "splits the Subset among the ranks again, so most samples are never read. If all ranks have the same one, pass "
-        "topology=mpload.detect_topology()",
-        MploadWarning,
-        stacklevel=7,  # the line that takes a batch
+        "topology=mpload.detect_topology()"
     )

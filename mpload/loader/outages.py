@@ -1,9 +1,8 @@
 """Warnings of outages, which the workers of a loader notice."""
 
 import time
-import warnings
 
-from mpload.errors import MploadWarning
+from mpload.errors import warn
 from mpload.samples.index_work import notice_of
 from mpload.transport.messages import Failure
 
@@ -28,4 +27,4 @@ class OutageWarnings:
         else:
             is_new = self._shown_at.pop(notice.place, None) is not None
         if is_new:
-            warnings.warn(notice.text, MploadWarning, stacklevel=7)  # the line that takes a batch
+            warn(notice.text)

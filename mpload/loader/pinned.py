@@ -1,13 +1,12 @@
 """Batches in page-locked memory, for `pin_memory=True`."""
 
-import warnings
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.utils.data._utils.pin_memory import pin_memory
 
-from mpload.errors import MploadWarning
+from mpload.errors import warn
 
 __all__ = ["pin_of"]
 
@@ -21,6 +20,6 @@ def pin_of(*, is_wanted: bool) -> Callable[[Any], Any] | None:
     if not is_wanted:
         return None
     if not torch.accelerator.is_available():
-        warnings.warn("pin_memory=True has no effect, since there is no accelerator", MploadWarning, stacklevel=3)
+        warn("pin_memory=True has no effect, since there is no accelerator")
         return None
     return pin_memory

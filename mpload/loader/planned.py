@@ -1,10 +1,9 @@
 """The tasks of an epoch whose batches are planned by arithmetic."""
 
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
-from mpload.errors import MploadWarning
+from mpload.errors import warn
 from mpload.loader.epochs import Epoch
 from mpload.plan.batch_number import BatchNumber
 from mpload.plan.batching import AnyPlan
@@ -44,11 +43,9 @@ def warn_if_all_is_dropped(epoch: Epoch, plan: AnyPlan, *, name: object) -> None
         return
     batch = f"one batch of {plan.batch_size}" if isinstance(plan, Plan) else "a batch of any bucket"
     ranks = f" on each of {plan.topology.world_size} ranks" if plan.topology.world_size > 1 else ""
-    warnings.warn(
+    warn(
         f"{name}: the epoch has no batch: {format_counted(plan.num_samples, 'sample')} cannot fill {batch}{ranks}, and "
-        'tail="drop" (or drop_last=True) drops the rest. Use smaller batches or fewer ranks, or tail="pad"',
-        MploadWarning,
-        stacklevel=4,
+        'tail="drop" (or drop_last=True) drops the rest. Use smaller batches or fewer ranks, or tail="pad"'
     )
 
 

@@ -1,13 +1,12 @@
 """What a batch of the user's sampler stands for: how many samples, on how many ranks."""
 
-import warnings
 from collections.abc import Sized
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from torch.utils.data import BatchSampler, DistributedSampler
 
-from mpload.errors import ArgumentError, MploadWarning, StateError
+from mpload.errors import ArgumentError, StateError, warn
 from mpload.plan.checkpoint import State
 from mpload.plan.topology import detect_topology
 
@@ -100,13 +99,11 @@ class SamplerShare:
     def warn_of_repetition(self) -> None:
         """Warn that ranks repeat each other's samples."""
         num_ranks = _num_ranks()
-        warnings.warn(
+        warn(
             f"there are {num_ranks} ranks, and each of them reads all samples that its sampler ({self.name}) yields, "
             f"because a loader does not divide a sampler: a sample may come {num_ranks} times per epoch. Pass a "
             "DistributedSampler, or shuffle= instead of a sampler. If the sampler divides the samples itself, give it "
-            f"an attribute num_replicas = {num_ranks}",
-            MploadWarning,
-            stacklevel=7,  # the line that takes a batch
+            f"an attribute num_replicas = {num_ranks}"
         )
 
 

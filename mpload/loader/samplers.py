@@ -1,7 +1,6 @@
 """The user's samplers: what they need to be told, so that epochs differ and resumed runs continue where they were."""
 
 import base64
-import warnings
 from collections.abc import Iterator
 from copy import copy
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from typing import Any
 import torch
 from torch.utils.data import BatchSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
-from mpload.errors import MploadWarning, StateError
+from mpload.errors import StateError, warn
 
 __all__ = ["Follower", "SamplerGenerator"]
 
@@ -146,12 +145,10 @@ class SamplerGenerator:
         """
         if self._generator is None:
             if is_within and type(self._sampler) in _RANDOM and getattr(self._sampler, "generator", None) is None:
-                warnings.warn(
+                warn(
                     "the sampler has no generator, so it draws another order than before the checkpoint: the rest of "
                     "this epoch repeats samples and misses others. Pass it a generator with a seed, or use "
-                    "shuffle=True and seed= of the MPLoader instead",
-                    MploadWarning,
-                    stacklevel=5,
+                    "shuffle=True and seed= of the MPLoader instead"
                 )
         elif state is not None:
             try:
@@ -163,11 +160,9 @@ class SamplerGenerator:
                 ) from error
             self._restored, self._open = state if is_within else None, None
         elif epoch:
-            warnings.warn(
+            warn(
                 f"the checkpoint does not hold the state of the sampler's generator, so epoch {epoch} has another "
-                "order than before the checkpoint. It is one of an older mpload, or of a sampler without generator",
-                MploadWarning,
-                stacklevel=5,
+                "order than before the checkpoint. It is one of an older mpload, or of a sampler without generator"
             )
 
 

@@ -1,14 +1,13 @@
 """`StreamSource`: the batches of an iterable dataset."""
 
 import math
-import warnings
 from collections.abc import Iterator, Mapping, Sized
 from dataclasses import replace
 from typing import Any
 
 from torch.utils.data import IterableDataset
 
-from mpload.errors import MploadWarning, StateError
+from mpload.errors import StateError, warn
 from mpload.loader.changes import Watch
 from mpload.loader.default_batches import collate_on_cpu, convert_on_cpu
 from mpload.loader.epochs import Epoch, EpochTable
@@ -143,9 +142,13 @@ class StreamSource:
         batches = batches_of(
             dataset, batch_size=options.batch_size, drop_last=bool(options.drop_last), collate=self._collate
         )
+        is_empty = True
         for num_samples, batch in batches:
+            is_empty = False
             self.made_here.add(Tally(num_samples=num_samples))
             yield self._converted(batch)
+        if is_empty:
+            self._warn_if_all_is_dropped(epoch)
 
     def tasks(self, epoch: Epoch) -> Iterator[BatchTask]:
         """Yield tasks until `present` has seen the end of each worker's iterator."""
@@ -159,16 +162,25 @@ class StreamSource:
             yield BatchTask(numbers=number.numbers, num_samples=1, num_counted=self._batch_samples)
         if not self._num_received and self._num_yielded:
             self._warn_of_position(epoch)
+        elif not self._num_received:
+            self._warn_if_all_is_dropped(epoch)
         self._num_yielded = self._num_received or self._num_yielded
 
     def _warn_of_position(self, epoch: Epoch) -> None:
-        warnings.warn(
+        warn(
             f"{self.name} yields no samples in epoch {epoch.number}, but it yielded {self._num_yielded} in an earlier "
             "one. Workers keep their copy of it between epochs, as with persistent_workers=True, so its position stays "
-            "at the end. Let __iter__ begin anew, or make a new loader for each epoch",
-            MploadWarning,
-            stacklevel=2,
+            "at the end. Let __iter__ begin anew, or make a new loader for each epoch"
         )
+
+    def _warn_if_all_is_dropped(self, epoch: Epoch) -> None:
+        """Warn of an epoch without a batch, if `drop_last` may be the reason."""
+        if self._options.drop_last:
+            each = f"each of the {self._num_workers} copies in the workers" if self._num_workers > 1 else "it"
+            warn(
+                f"{self.name}: epoch {epoch.number} has no batch: {each} yields fewer than {self._batch_samples} "
+                "samples, and drop_last=True drops them. Use smaller batches or fewer workers, or drop_last=False"
+            )
 
     def present(self, epoch: Epoch, filled: FilledBatch) -> Any:
         """Return a batch made by the workers."""
@@ -181,12 +193,10 @@ class StreamSource:
             return NO_BATCH
         self._num_received += drawn.num_samples
         if self._told_samples is not None and self._num_received > self._told_samples:
-            warnings.warn(
+            warn(
                 f"{self.name} has a length of {self._told_samples}, but {self._num_received} samples have been "
                 "fetched. For multiprocessing data-loading, this happens if each worker yields all samples. Make the "
-                "dataset shard itself with get_worker_info(), or pass num_workers=1",
-                MploadWarning,
-                stacklevel=7,
+                "dataset shard itself with get_worker_info(), or pass num_workers=1"
             )
         return self._converted(drawn.batch)
 

@@ -15,7 +15,6 @@ class Photos:
 import pickle
 import random
 import sys
-import warnings
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import lru_cache
@@ -23,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from mpload.errors import MploadWarning
+from mpload.errors import warn
 from mpload.samples.reached import reached
 from mpload.samples.seeded_albumentations import SeededAlbumentations, is_based_on, is_seeded
 
@@ -127,12 +126,10 @@ class HeldGenerators:
             if _state_of(generator) != state:
                 _warns = False
                 kind = _kind_of(generator)
-                warnings.warn(
+                warn(
                     f"samples draw random numbers from {name}, a generator of {kind}. Each worker has a copy of it, so "
                     "workers draw the same numbers, and those of a sample depend on which worker makes it, unless you "
-                    f"seed it for each sample. Draw from the global generator of {kind} instead: mpload seeds that",
-                    MploadWarning,
-                    stacklevel=2,
+                    f"seed it for each sample. Draw from the global generator of {kind} instead: mpload seeds that"
                 )
                 return
 

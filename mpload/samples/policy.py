@@ -5,7 +5,6 @@ import hashlib
 import json
 import os
 import re
-import warnings
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -14,7 +13,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Literal
 
-from mpload.errors import ArgumentError, MploadWarning, SampleError, TooManyBadSamples
+from mpload.errors import ArgumentError, SampleError, TooManyBadSamples, warn
 
 __all__ = [
     "BadSample",
@@ -168,17 +167,11 @@ class BadSamples:
                 return
             further = " Further ones are not shown" if self._num_unwritten == _MAX_WARNINGS else ""
             cause = _NO_READER if error.errno in {errno.ENXIO, errno.EAGAIN} else error
-            warnings.warn(
-                f"{self._report}: cannot be written ({cause}). Bad sample: {line.strip()}{further}", MploadWarning, 2
-            )
+            warn(f"{self._report}: cannot be written ({cause}). Bad sample: {line.strip()}{further}")
         else:
             if self._epoch != self._warned_in:
                 self._warned_in = self._epoch
-                warnings.warn(
-                    f"a bad sample ({self._policy.action}); this and further ones are listed in {self._report}",
-                    MploadWarning,
-                    stacklevel=2,
-                )
+                warn(f"a bad sample ({self._policy.action}); this and further ones are listed in {self._report}")
 
 
 def all_failed(index_path: Path, num_samples: int, bad: Sequence[BadSample]) -> SampleError:

@@ -15,7 +15,6 @@ a pixel. Only a program that forges an entry and its checksum can change pixels.
 
 import errno
 import os
-import warnings
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
@@ -28,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 from xxhash import xxh3_64_intdigest
 
-from mpload.errors import ArgumentError, MploadWarning, StorageError
+from mpload.errors import ArgumentError, StorageError, warn
 from mpload.images.backends import can_note_rows
 from mpload.images.claims import Claim, unclaimed
 from mpload.images.decoders import RandomResizedCrop, ResizeCenterCrop
@@ -90,9 +89,7 @@ def make_row_index(index: Index) -> "RowIndex | None":
     try:
         return create_row_index(index)
     except StorageError as error:
-        warnings.warn(
-            f"{error}. The job goes on without it", MploadWarning, stacklevel=6
-        )  # the line that makes the dataset
+        warn(f"{error}. The job goes on without it")
         return None
 
 
@@ -264,11 +261,9 @@ class RowIndex:
         except OSError:
             is_told = False
         if not is_told:
-            warnings.warn(
+            warn(
                 f"{self.path}: {error.strerror or error}. The row index is not filled any further; the job goes on. "
-                "Free space there or allow writing, or leave out row_index=True",
-                MploadWarning,
-                stacklevel=2,
+                "Free space there or allow writing, or leave out row_index=True"
             )
 
     def __getstate__(self) -> dict[str, Any]:

@@ -2,12 +2,11 @@
 
 import asyncio
 import threading
-import warnings
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 
-from mpload.errors import FAILURES, MploadWarning, cause_of
+from mpload.errors import FAILURES, cause_of, warn
 from mpload.index.columns import path_of
 from mpload.index.index import records_of
 from mpload.samples.cache.entries import make_head
@@ -135,12 +134,10 @@ class CacheReader:
             self.num_failures += 1
             if self.num_failures > 1:
                 return
-        warnings.warn(
+        warn(
             f"sample {sample_id} cannot be read for the cache of this machine: {cause_of(error)}. Other machines read "
             "such samples from their source each time. Can this process read the source, with the same credentials as "
-            "the training jobs? Shown once; see mpload_server_cache_failures_total",
-            MploadWarning,
-            stacklevel=2,
+            "the training jobs? Shown once; see mpload_server_cache_failures_total"
         )
 
     def _found(self, sample_id: int) -> _Parts:

@@ -5,14 +5,13 @@ import errno
 import os
 import signal
 import threading
-import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from mpload.client.protocol import MAX_SAMPLES
-from mpload.errors import ArgumentError, MploadError, MploadWarning
+from mpload.errors import ArgumentError, MploadError, warn
 from mpload.loader.dataset import MPDataset
 from mpload.loader.index_source import IndexSource
 from mpload.loader.machine_share import detect_share
@@ -244,10 +243,6 @@ def _on_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
     """Handle an error that nothing has caught. asyncio would log a lack of descriptors 100 times a second."""
     error = context.get("exception")
     if isinstance(error, OSError) and error.errno in {errno.EMFILE, errno.ENFILE}:
-        warnings.warn(
-            f"the server accepts no further connections for now: {error.strerror}. Raise the limit: ulimit -n",
-            MploadWarning,
-            stacklevel=1,
-        )
+        warn(f"the server accepts no further connections for now: {error.strerror}. Raise the limit: ulimit -n")
     else:
         loop.default_exception_handler(context)

@@ -1,10 +1,9 @@
 """What is said about servers while requests to them are repeated, before that leads to an error."""
 
-import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from mpload.errors import MploadWarning, OutageError
+from mpload.errors import MploadWarning, OutageError, warn
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,7 +26,7 @@ class Notice:
 
 def _warn(notice: Notice) -> None:
     try:
-        warnings.warn(notice.text, MploadWarning, stacklevel=2)
+        warn(notice.text)
     except MploadWarning as warning:  # a filter of the user's makes errors of warnings
         if notice.is_outage:
             raise OutageError(str(warning)) from None  # of which no sample is the cause

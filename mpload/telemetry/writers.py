@@ -5,14 +5,13 @@ import math
 import os
 import re
 import time
-import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
 
-from mpload.errors import ArgumentError, MploadWarning
+from mpload.errors import ArgumentError, warn
 from mpload.telemetry.stats import LoaderStats
 
 __all__ = ["JsonLinesWriter", "PrometheusWriter", "Report", "StatsWriter", "TensorBoardWriter"]
@@ -103,11 +102,9 @@ class _FileWriter:
         except OSError as error:
             if not self._is_warned:
                 self._is_warned = True
-                warnings.warn(
+                warn(
                     f"{self._path}: statistics cannot be written: {error.strerror or error}. Training goes on, and "
-                    "later statistics are written if that is possible then. Free some space, or choose another file",
-                    MploadWarning,
-                    stacklevel=4,
+                    "later statistics are written if that is possible then. Free some space, or choose another file"
                 )
 
 

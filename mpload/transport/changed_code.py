@@ -3,10 +3,9 @@
 import os
 import sys
 import sysconfig
-import warnings
 from pathlib import Path
 
-from mpload.errors import MploadWarning
+from mpload.errors import warn
 from mpload.transport.pickling import SCRIPT_NAMES
 from mpload.units import printable
 
@@ -44,10 +43,8 @@ def changed_files() -> list[str]:
 def warn_of_changed_code() -> None:
     """Warn if workers that start now would import other code than this process has."""
     if changed := changed_files():
-        warnings.warn(
+        warn(
             f"{', '.join(map(printable, changed[:3]))}{' and others' * (len(changed) > 3)} changed on disk while this "
             "process was running. Workers that start now import the new code, if they need it; this process and older "
-            "workers have the old one. Restart the job so that all have the same",
-            MploadWarning,
-            stacklevel=2,
+            "workers have the old one. Restart the job so that all have the same"
         )

@@ -2,13 +2,12 @@
 
 import signal
 import time
-import warnings
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NoReturn
 
-from mpload.errors import ArgumentError, MploadWarning, RefusedError, WorkerError
+from mpload.errors import ArgumentError, RefusedError, WorkerError, warn
 from mpload.transport.batches import PoolOptions
 from mpload.transport.board import MAX_WORKERS, ParentBoard, WorkerRow
 from mpload.transport.launch import (
@@ -188,7 +187,7 @@ class Crew:
         if num_workers < 1:
             raise RefusedError(text)
         if num_workers < self.num_wanted:
-            warnings.warn(f"{text}. Continuing with {num_workers} of {self.num_wanted}", MploadWarning, stacklevel=2)
+            warn(f"{text}. Continuing with {num_workers} of {self.num_wanted}")
             self.num_wanted = num_workers
 
     def _note_end(self, event: WorkerEnded) -> Death | None:

@@ -12,14 +12,13 @@ import subprocess
 import sys
 import threading
 import time
-import warnings
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from multiprocessing import spawn
 from pathlib import Path
 
-from mpload.errors import ArgumentError, MploadWarning, RefusedError, WorkerError
+from mpload.errors import ArgumentError, RefusedError, WorkerError, warn
 from mpload.transport.changed_code import warn_of_changed_code
 from mpload.transport.forking import JEMALLOC, ForkedProcess, Forks, fork_zygote
 from mpload.transport.interrupts import interrupts_held
@@ -277,12 +276,10 @@ class ZygoteProcess:
         threads = sorted({*threads} - {JEMALLOC})
         if threads and not self._has_warned and not is_fork:
             self._has_warned = True
-            warnings.warn(
+            warn(
                 f"modules that workers import started {len(threads)} thread(s) ({', '.join(threads)}). "
                 f"Forking a process with threads may hang its workers. Import these modules later, in the workers, or "
-                "use MPLoader(..., options=mpload.PoolOptions(starts_fresh=True))",
-                MploadWarning,
-                stacklevel=2,
+                "use MPLoader(..., options=mpload.PoolOptions(starts_fresh=True))"
             )
 
     def is_dead(self) -> bool:

@@ -1,12 +1,13 @@
 """Settings of libraries that a script changes, and that workers get too if they are no forks of its process.
 
 Workers import modules afresh, so they find the settings that a module has when it is imported. Only those few that
-scripts often change, and that change what samples are, are passed on.
+scripts often change, and that change what samples are, are passed on; and which warnings the script wants to see.
 """
 
 import sys
+import warnings
 from importlib import import_module
-from typing import Any
+from typing import Any, cast
 
 __all__ = ["Settings", "apply_settings", "changed_settings"]
 
@@ -16,6 +17,7 @@ _VALUES = {
 }
 """By module and name: the value that a module begins with."""
 _DEFAULT_DTYPE = "torch", "default_dtype"
+_WARNINGS = "warnings", "filters"
 Settings = dict[tuple[str, str], Any]
 
 
@@ -29,6 +31,7 @@ def changed_settings() -> Settings:
     torch = sys.modules.get("torch")
     if torch is not None and torch.get_default_dtype() is not torch.float32:
         found[_DEFAULT_DTYPE] = str(torch.get_default_dtype()).removeprefix("torch.")
+    found[_WARNINGS] = [_by_name(each) for each in warnings.filters]
     return found
 
 
@@ -36,7 +39,39 @@ def apply_settings(settings: Settings) -> None:
     """Make the settings in this process."""
     for (module, name), value in settings.items():
         library = import_module(module)
-        if (module, name) == _DEFAULT_DTYPE:
+        if (module, name) == _WARNINGS:
+            _filter_warnings(value)
+        elif (module, name) == _DEFAULT_DTYPE:
             library.set_default_dtype(getattr(library, value))
         else:
             setattr(library, name, value)
+
+
+_Filter = tuple[str, str, tuple[str, str], str, int]
+"""An entry of `warnings.filters`: an action, and to which warnings it applies: message, class, module and line."""
+
+
+def _by_name(entry: tuple[Any, ...]) -> _Filter:
+    action, message, category, module, line = entry
+    name = getattr(category, "_names", (category.__module__, category.__qualname__))
+    return action, _pattern(message), name, _pattern(module), line
+
+
+def _pattern(found: Any) -> str:
+    return "" if found is None else getattr(found, "pattern", found)
+
+
+def _filter_warnings(filters: list[_Filter]) -> None:
+    warnings.resetwarnings()
+    for action, message, name, module, line in filters:
+        category: Any = _Named(name[1], (Warning,), {"_names": name})
+        warnings.filterwarnings(cast("Any", action), message, category, module, line, append=True)
+
+
+class _Named(type):
+    """A class of warnings that is known by its module and name, so that a worker need not import the library."""
+
+    _names: tuple[str, str]
+
+    def __subclasscheck__(cls, other: type) -> bool:
+        return any((each.__module__, each.__qualname__) == cls._names for each in other.__mro__)

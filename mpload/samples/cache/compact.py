@@ -1,10 +1,9 @@
 """The form of an image that `what="resized"` keeps."""
 
-import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from mpload.errors import ArgumentError, DecodeError, MploadWarning
+from mpload.errors import ArgumentError, DecodeError, warn
 from mpload.images.decoders import ResizeCenterCrop, center_short_side
 from mpload.images.gpu_decode import GpuDecode
 from mpload.images.image import open_image
@@ -87,11 +86,9 @@ def warn_of_other_pixels(decode: object) -> None:
             what = f"enlarges images to {side} pixels"
         else:
             continue
-        warnings.warn(
+        warn(
             f'cache: what="resized" keeps images with a short side of {_SHORT_SIDE} pixels, and {type(each).__name__} '
-            f'{what}. Use what="bytes", or pack the images with `mpload pack --resize-short`',
-            MploadWarning,
-            stacklevel=2,
+            f'{what}. Use what="bytes", or pack the images with `mpload pack --resize-short`'
         )
 
 

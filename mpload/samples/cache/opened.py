@@ -3,7 +3,6 @@
 import copy
 import os
 import time
-import warnings
 import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -14,7 +13,7 @@ from typing import Any, NamedTuple
 import psutil
 from xxhash import xxh3_64_intdigest
 
-from mpload.errors import MploadWarning
+from mpload.errors import warn
 from mpload.samples.cache.compact import Compact
 from mpload.samples.cache.elsewhere import other_caches
 from mpload.samples.cache.entries import make_entry, split_parts
@@ -313,12 +312,10 @@ class OpenCache:
     def _turn_off(self, error: OSError) -> None:
         self._is_off = True
         if self.folder.claim_warning(self._run):
-            warnings.warn(
+            warn(
                 f"{self.folder.path}: {error.strerror or error}. The cache is not filled any further; the job goes on "
                 "and reads what is not cached from its source. Free space there (max_bytes is "
-                f"{format_bytes(self.max_bytes)}), allow writing, or choose another folder",
-                MploadWarning,
-                stacklevel=2,
+                f"{format_bytes(self.max_bytes)}), allow writing, or choose another folder"
             )
 
     def __getstate__(self) -> dict[str, Any]:

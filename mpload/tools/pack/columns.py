@@ -1,14 +1,13 @@
 """Which columns of an index a pack changes: photographs become smaller, and what belongs to them must still fit."""
 
 import json
-import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
 import numpy as np
 
-from mpload.errors import ArgumentError, MploadError, MploadWarning
+from mpload.errors import ArgumentError, MploadError, warn
 from mpload.index.columns import ColumnType
 from mpload.index.index import Index, Record
 from mpload.samples.masks import holds_values
@@ -54,12 +53,10 @@ def kept_columns(source: Index, options: PackOptions, read: Callable[[Record], S
             texts[column.name] = [str(record.cells[number]) for record in records]
     for name, cells in texts.items():
         if any(has_pixels(cell, is_cropped=options.decode is not None) for cell in cells):
-            warnings.warn(
+            warn(
                 f"{source.path}: column {name!r} holds coordinates in pixels of the images, but the pack's images are "
                 'smaller. Add the "width" and "height" of the image to its JSON, as `mpload index` does for COCO, or '
-                "pack without making images smaller",
-                MploadWarning,
-                stacklevel=4,
+                "pack without making images smaller"
             )
     return kept
 
