@@ -2,8 +2,8 @@
 
 import importlib
 import os
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any, Protocol
 
 import numpy as np
@@ -37,7 +37,8 @@ def device_decoder(device: torch.device) -> DeviceDecoder | None:
     if device.type != "cuda":
         return None
     for kind in (EngineDecoder, TorchvisionDecoder):
-        with suppress(AttributeError, ImportError, RuntimeError):  # missing, built for another torch, or no engines
+        # Missing, too old, built for another torch, or no engines.
+        with suppress(AttributeError, ImportError, RuntimeError, TypeError):
             return kind(device)
     return None
 
@@ -52,6 +53,7 @@ class EngineDecoder:
 
     Raises:
         ImportError: nvImageCodec is not installed.
+        TypeError: it is older than 0.9.
         RuntimeError: the GPU has no engines, or the driver does not fit.
     """
 
@@ -95,6 +97,8 @@ class EngineDecoder:
         except RuntimeError as error:
             _warn_of_none(len(streams), error)
             return [None for _ in streams]
+        if streams and all(image is None for image in images):  # as it says that it is out of memory
+            _warn_of_none(len(streams), "nvImageCodec does not say why")
         if all(image is not None for image in images):
             self._memory = [*images, *memory[len(images) :]]
         return images
@@ -134,6 +138,11 @@ class TorchvisionDecoder:
         return [image if image is None else _part(image, box) for image, box in zip(images, boxes, strict=True)]
 
     def _decode(self, encoded: list[torch.Tensor]) -> list[torch.Tensor]:
+        # torchvision writes to new tensors on a stream of its own. The current stream might fill them later than that.
+        with _without_filling():
+            return self._decode_all(encoded)
+
+    def _decode_all(self, encoded: list[torch.Tensor]) -> list[torch.Tensor]:
         return self._decode_jpeg(encoded, mode=self._mode, device=self._device)  # type: ignore[no-any-return, unused-ignore]
 
     def _decoded_alone(self, file: torch.Tensor) -> torch.Tensor | None:
@@ -143,9 +152,21 @@ class TorchvisionDecoder:
             return None
 
 
-def _warn_of_none(num_files: int, error: RuntimeError) -> None:
+@contextmanager
+def _without_filling() -> Iterator[None]:
+    """Let `torch.use_deterministic_algorithms(True)` fill no new tensors within this context, in any thread."""
+    deterministic: Any = torch.utils.deterministic
+    before = deterministic.fill_uninitialized_memory
+    deterministic.fill_uninitialized_memory = False
+    try:
+        yield
+    finally:
+        deterministic.fill_uninitialized_memory = before
+
+
+def _warn_of_none(num_files: int, why: object) -> None:
     if num_files > 1:
-        warn(f"the device decodes none of {num_files} JPEGs, so this process does, which is slow: {error}")
+        warn(f"the device decodes none of {num_files} JPEGs, so this process does, which is slow: {why}")
 
 
 def _tensor(file: ImageBytes) -> torch.Tensor:

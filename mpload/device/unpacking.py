@@ -47,8 +47,8 @@ class Unpacker:
 
     The work has a stream of its own. torchvision takes the memory of decoded images from the current stream's pool, but
     writes to it on a stream that does not wait for the current one. So memory that is given back here must not have
-    queued readers: before images are decoded, the host waits until the previous batch is drawn. On the stream that
-    copies batches, it would have to wait for the consumer's steps.
+    queued readers: the host waits until a batch is drawn. On the stream that copies batches, it would have to wait for
+    the consumer's steps. A decoder may also read the files until then, whose slots are free when nobody holds them.
 
     Args:
         device: device for the tensors.
@@ -113,7 +113,12 @@ class Unpacker:
 
     @cached_property
     def _thread(self) -> ThreadPoolExecutor:
-        return ThreadPoolExecutor(1, _THREAD_NAME)
+        return ThreadPoolExecutor(1, _THREAD_NAME, initializer=self._make_device_current)
+
+    def _make_device_current(self) -> None:
+        """Let the current device of a new thread be this one. Otherwise it is the first, and gets a context, too."""
+        if self._device.index is not None:
+            torch.accelerator.set_device_index(self._device.index)
 
     @cached_property
     def _decoder(self) -> DeviceDecoder | None:
@@ -139,8 +144,12 @@ class Unpacker:
 
     def _drawn(self, samples: list[bytes | memoryview]) -> _Drawn:
         with self._stream.entered():
-            images = self._images([EncodedImage.of(sample) for sample in samples])
-            return _Drawn(images, self._stream.mark())
+            try:
+                images = self._images([EncodedImage.of(sample) for sample in samples])
+            finally:
+                done = self._stream.mark()
+                done.synchronize()
+        return _Drawn(images, done)
 
     def _received(self, drawn: "Future[_Drawn]") -> torch.Tensor:
         images, done = drawn.result()
@@ -155,7 +164,6 @@ class Unpacker:
         decoded: dict[int, torch.Tensor] = {}
         jpegs = [number for number, image in enumerate(images) if image.is_jpeg]
         if jpegs and self._decoder is not None:
-            self._stream.mark().synchronize()
             parts = self._decoder(
                 [images[number].data for number in jpegs], [images[number].view.box for number in jpegs]
             )

@@ -32,6 +32,7 @@ from mpload.samples.policy import ErrorPolicy, policy_of
 from mpload.storage.local import PageCache
 from mpload.storage.protocols import Storage
 from mpload.storage.remote import RemoteStorage
+from mpload.transport.kernel import set_up_heaps
 from mpload.units import format_facts, html_table
 
 __all__ = ["Batch", "MPDataset"]
@@ -231,6 +232,8 @@ class MPDataset(IterableDataset[Batch]):
     def __iter__(self) -> Iterator[Batch]:
         info = get_worker_info()
         worker, num_workers = (0, 1) if info is None else (info.id, info.num_workers)
+        if info is not None:
+            set_up_heaps()  # as in workers of ours
         if self.batch_size and worker == 0 and stacks_batches():
             warn(
                 f"this DataLoader stacks batches of {self.batch_size} samples, because its batch_size is not None. "

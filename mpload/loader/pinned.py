@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch.utils.data._utils.pin_memory import pin_memory
 
+from mpload.device.staging import map_leaves
 from mpload.errors import warn
 
 __all__ = ["pin_of"]
@@ -22,4 +23,19 @@ def pin_of(*, is_wanted: bool) -> Callable[[Any], Any] | None:
     if not torch.accelerator.is_available():
         warn("pin_memory=True has no effect, since there is no accelerator")
         return None
-    return pin_memory
+    return _pinned
+
+
+def _pinned(batch: Any) -> Any:
+    return pin_memory(map_leaves(batch, _AsItIs, is_leaf=lambda value: isinstance(value, memoryview)))  # type: ignore[no-untyped-call]
+
+
+class _AsItIs:
+    """A file for `GpuDecode`. torch would make a list of numbers of it, since a memoryview is a sequence."""
+
+    def __init__(self, file: memoryview) -> None:
+        self._file = file
+
+    def pin_memory(self) -> memoryview:
+        """Return the file. torch calls this."""
+        return self._file

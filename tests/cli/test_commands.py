@@ -50,6 +50,7 @@ def assert_one_line_on_stderr(ran: Ran, *, containing: str) -> None:
     assert ran.stdout == ""
 
 
+@pytest.mark.slow
 def test_inspect_reports_the_facts_about_an_index(photos: Path, tmp_path: Path) -> None:
     out = tmp_path / "all.txt"
     made = told(mpload("index", photos, "-o", out, "--stat", "--json"))

@@ -134,6 +134,7 @@ def told_with_a_printing_decoder(command: str, index: Path, *options: str, folde
     return document
 
 
+@pytest.mark.slow
 def test_plan_and_doctor_report_stages_in_the_same_form(index: Path, tmp_path: Path) -> None:
     planned = told("plan", "--batch-size", "8", "--step-time", "0.1", "--iops", "40")
     assert planned["stages"][0] == {"name": "reads", "unit": "reads/s", "need": 80, "have": 40, "share": 0.5}

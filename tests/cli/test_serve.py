@@ -83,6 +83,7 @@ def test_a_server_has_more_connections_than_files_may_usually_be_open(tmp_path: 
             assert client.getresponse().read()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [

@@ -54,6 +54,7 @@ def test_worker_that_can_make_samples_itself_waits_for_no_server_that_has_failed
     assert len(lives) == 4  # both servers are asked for the first piece
 
 
+@pytest.mark.slow
 def test_many_servers_that_drop_packets_cost_a_worker_one_time_limit() -> None:
     notices: list[Notice] = []
     with ExitStack() as stack:

@@ -2,6 +2,7 @@
 
 import math
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -89,6 +90,7 @@ def test_next_server_takes_the_place_of_a_failed_one_until_it_is_back() -> None:
     assert choice.few(now) == [0, 1]
 
 
+@pytest.mark.slow
 @given(num_servers=st.integers(1, 9), wait_seconds=st.floats(0.0, 8.0))
 def test_trials_of_failing_servers_take_a_small_part_of_the_time_and_turns(
     num_servers: int, wait_seconds: float

@@ -104,6 +104,7 @@ def test_workers_that_do_not_ask_make_samples_at_the_same_time(folder: Path) -> 
         assert 0 < loader.stats().timings.num_served < NUM_SAMPLES
 
 
+@pytest.mark.slow
 def test_rank_asks_few_servers_and_another_one_takes_the_place_of_one_that_stops(folder: Path) -> None:
     def of_rank() -> MPDataset[Any]:
         return dataset(folder, topology=Topology(rank=3, world_size=8), batch_size=1)

@@ -118,6 +118,7 @@ def test_error_of_a_sample_names_the_server(folder: Path, tmp_path: Path) -> Non
             ids(loader)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("on_error", ACTIONS)
 @pytest.mark.parametrize("fallback", ["local", "raise"])
 def test_server_whose_index_was_changed_is_left_out(folder: Path, tmp_path: Path, fallback: str, on_error: str) -> None:

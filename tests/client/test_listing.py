@@ -52,6 +52,7 @@ def test_spaces_and_empty_lines_do_not_matter(tmp_path: Path) -> None:
     assert urls_in(path) == ("http://a:1", "http://b")
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.skipif(sys.platform != "linux", reason="worker pools need Linux")
 def test_a_loader_asks_the_servers_that_the_list_names_at_present(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from mpload import DecodeError, ImageDecoder
 from mpload.device.jpeg_decoders import EngineDecoder, device_decoder
 from mpload.errors import MploadWarning
 from mpload.images.resize import Box
+from tests.support.device_decoders import WholeImages
 
 CUDA = torch.device("cuda", 0)
 
@@ -63,12 +64,15 @@ class Codec(ModuleType):
         self.has_engines = has_engines
         self.memories: list[Any] = []
         self.error: RuntimeError | None = None
+        self.is_old = False
 
     def Backend(self, kind: BackendKind) -> BackendKind:  # noqa: N802  named by nvImageCodec
         return kind
 
     def DecodeParams(self, **options: Any) -> Any:  # noqa: N802  named by nvImageCodec
         assert options == {"apply_exif_orientation": False, "sample_format": 3}
+        if self.is_old:
+            raise TypeError("__init__(): incompatible constructor arguments")
         return options
 
     def Decoder(self, *, backends: Sequence[BackendKind], **options: Any) -> "Codec":  # noqa: N802
@@ -118,6 +122,11 @@ def test_engines_are_used_where_there_are_some(codec: Codec) -> None:
     assert device_decoder(torch.device("cpu")) is None
 
 
+def test_an_nvimagecodec_that_is_too_old_is_not_used(codec: Codec) -> None:
+    codec.is_old = True
+    assert not isinstance(device_decoder(CUDA), EngineDecoder)
+
+
 def test_each_image_is_the_box_of_its_file(codec: Codec, files: list[bytes]) -> None:
     del codec
     images = EngineDecoder(CUDA)(files, BOXES[:3])
@@ -156,3 +165,27 @@ def test_if_the_engines_fail_all_images_are_left_to_the_cpu(
     warning = "the device decodes none of 3 JPEGs, so this process does, which is slow: out of memory"
     with pytest.warns(MploadWarning, match=warning) if warns else nullcontext():
         assert decoder(files[:num_files], BOXES[:num_files]) == [None] * num_files
+
+
+def test_it_is_said_that_all_images_are_left_to_the_cpu_though_nvimagecodec_does_not_say_why(
+    codec: Codec, files: list[bytes]
+) -> None:
+    del codec
+    damaged = [file[:200] for file in files]
+    with pytest.warns(MploadWarning, match="the device decodes none of 3 JPEGs, .*does not say why"):
+        assert EngineDecoder(CUDA)(damaged, BOXES[:3]) == [None] * 3
+
+
+def test_new_tensors_are_not_filled_while_torchvision_writes_to_them(files: list[bytes]) -> None:
+    deterministic: Any = torch.utils.deterministic
+    seen = []
+
+    def decode(encoded: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        seen.append(deterministic.fill_uninitialized_memory)
+        if len(encoded) > 1:
+            raise RuntimeError("one of them is damaged")
+        return [torch.empty(3, 100, 100, dtype=torch.uint8)]
+
+    WholeImages(decode)(files[:2], BOXES[:2])
+    assert seen == [False] * 3
+    assert deterministic.fill_uninitialized_memory

@@ -1,5 +1,6 @@
 """Images that a GPU decodes: drawn by one kernel, in memory that nobody else writes to."""
 
+import threading
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -102,3 +103,54 @@ def test_a_loader_may_fill_the_same_tensor_again(photo_tree: Path) -> None:
 
     found = [received.unique().tolist() for _, received in DevicePrefetcher(batches(), device=DEVICE, dtype=None)]
     assert found == [[number] for number in range(6)]
+
+
+@pytest.mark.filterwarnings("ignore:no JPEG decoder")
+def test_the_thread_that_decodes_uses_no_other_device(photo_tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    last = torch.accelerator.device_count() - 1
+    decode, data = GpuDecode(RandomResizedCrop(32)), next(photo_tree.rglob("*.JPEG")).read_bytes()
+    batch = [decode(data, np.random.default_rng(0))]
+    module = torch.get_device_module(DEVICE)
+    set_device, seen = module.set_device, []
+
+    def spy(index: int) -> None:
+        seen.append((threading.current_thread().name.startswith("mpload-decode"), index))
+        set_device(index)
+
+    monkeypatch.setattr(module, "set_device", spy)
+    for images in DevicePrefetcher([batch] * 3, device=torch.device(DEVICE.type, last), dtype=None):
+        assert images.device.index == last
+    assert not [index for is_decoding, index in seen if is_decoding and index != last]
+
+
+@pytest.mark.filterwarnings("ignore:no JPEG decoder")
+def test_files_stay_files_in_pinned_batches(photo_tree: Path) -> None:
+    index = build_index(photo_tree, photo_tree.with_name("pinned.txt"))
+    dataset = MPDataset(index, decode=GpuDecode(RandomResizedCrop(32)), batch_size=8, topology=Topology())
+    found = []
+    for pin_memory in (False, True):
+        options: Any = {"pin_memory": pin_memory}
+        with MPLoader(dataset, num_workers=1, **options) as inner:
+            dataset.set_epoch(0)
+            for images, labels in DevicePrefetcher(inner, device=DEVICE, dtype=None):
+                found.append((images.cpu(), labels.cpu()))
+    half = len(found) // 2
+    for one, other in zip(found[:half], found[half:], strict=True):
+        assert all(map(torch.equal, one, other))
+
+
+def test_files_may_change_as_soon_as_a_batch_is_decoded(photo_tree: Path) -> None:
+    data = next(photo_tree.rglob("*.JPEG")).read_bytes()
+    sample = GpuDecode(RandomResizedCrop(32))(data, np.random.default_rng(0))
+    encoded = torch.frombuffer(bytearray(sample), dtype=torch.uint8).pin_memory()
+    height, width = ImageDecoder()(data).shape[:2]
+
+    def decode(files: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        keep_busy()  # so that the files are read late
+        return [file[:1].to(DEVICE, non_blocking=True).expand(3, height, width) for file in files]
+
+    unpack = Unpacker(DEVICE, find_decoder=lambda _: WholeImages(decode))
+    begun = unpack.begin([memoryview(encoded.numpy())])  # type: ignore[arg-type]
+    unpack.wait(begun)
+    encoded.zero_()
+    assert unpack.finish(begun).unique().tolist() == [255]  # the first byte of a JPEG

@@ -249,6 +249,7 @@ def test_the_self_test_finds_a_decoder_that_is_not_used_or_wrong(tmp_path: Path,
     assert subprocess.run([program], check=False, timeout=100).returncode == agrees
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_the_self_test_survives_any_allocation_that_fails(tmp_path: Path) -> None:
     if shutil.which("gcc") is None or platform.libc_ver()[0] != "glibc":

@@ -265,6 +265,7 @@ def test_what_is_no_index_is_an_error_that_reveals_no_secret(server: Server) -> 
         assert "password@" not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_an_index_may_have_the_name_of_the_facts_about_copies(folder: Path, server: Server) -> None:
     build_index(folder / "train", folder / "copy.json", relative=True)
     for _ in range(2):

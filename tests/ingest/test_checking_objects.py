@@ -101,6 +101,7 @@ def test_an_index_that_mpload_wrote_has_no_findings(tmp_path: Path) -> None:
     assert finding.cause.startswith("column 'boxes': not JSON")
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_the_command_reports_broken_objects(tmp_path: Path) -> None:
     (tmp_path / "a.jpg").write_bytes(JPEG)

@@ -42,6 +42,7 @@ def test_masks_hold_values_of_their_files_from_the_places_that_are_shown(index: 
         assert (np.abs(found - np.stack([columns, rows], axis=1) - 0.5) <= pixel / 2 + 1e-9).all()
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.parametrize("how", ["alone", "DataLoader", "2"] if sys.platform == "linux" else ["alone", "DataLoader"])
 def test_masks_of_images_that_are_not_cropped_have_their_sizes(index: Path, how: str) -> None:

@@ -59,6 +59,7 @@ def test_all_ranks_together_cover_an_epoch_as_the_tail_policy_says(
         assert len(seen) == len(set(seen)) == num_samples // (batch_size * world_size) * batch_size * world_size
 
 
+@pytest.mark.slow
 @settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     num_samples=st.integers(1, 80),

@@ -191,6 +191,7 @@ def hangs(data: bytes) -> Any:
     return number_in(data)
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.parametrize("starts_fresh", [False, True])
 def test_the_first_samples_are_made_within_the_limits_of_the_loader(tmp_path: Path, *, starts_fresh: bool) -> None:

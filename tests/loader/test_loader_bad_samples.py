@@ -62,6 +62,7 @@ def test_a_sample_that_kills_workers_is_handled_by_the_error_policy(folder: Path
         assert "killed its worker (SIGSEGV)" in report.read_text().splitlines()[-1]
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.parametrize("action", ["skip", "substitute"])
 def test_bad_samples_are_handled_as_by_the_dataset_alone(

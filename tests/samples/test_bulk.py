@@ -143,6 +143,7 @@ def test_npy_files_of_one_form_are_read_as_they_are(folder: Path) -> None:
     assert worker.fill(0, 0, 9).tally.counts[DECODE_NS] > 0
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_npy_files_without_dimensions_in_fortran_order_and_damaged_ones(folder: Path) -> None:
     scalars: list[Any] = [np.float32(place) for place in range(4)]

@@ -147,6 +147,7 @@ def test_masks_whose_gray_values_stay_unchanged_are_accepted(tmp_path: Path) -> 
         dataset(index, decode=ImageDecoder())
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.parametrize("num_workers", [0, 1] if sys.platform == "linux" else [0])
 def test_a_mask_that_the_first_check_missed_is_a_bad_sample(tmp_path: Path, num_workers: int) -> None:

@@ -56,6 +56,7 @@ def printed(code: str, *arguments: object, path: Path | None = None) -> str:
     return done.stdout.strip()
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.parametrize(("what", "is_used"), [("jpg.txt", NATIVE is None), ("png.txt", True), ("map-style", True)])
 def test_a_job_of_jpegs_loads_it_in_no_process_and_others_before_they_start_workers(
@@ -85,6 +86,7 @@ def test_a_job_of_jpegs_loads_it_in_no_process_and_others_before_they_start_work
     assert printed(code, folder / what) == f"{is_used} 3 {is_used}"
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_code_of_the_user_that_imports_it_is_called_once_with_a_seeded_generator(folder: Path) -> None:
     command = [sys.executable, "-m", "tests.support.opencv_users", str(folder / "jpg.txt")]

@@ -169,6 +169,7 @@ def test_clients_that_never_read_do_not_delay_the_stop(
     assert not caplog.text
 
 
+@pytest.mark.slow
 def test_a_request_that_takes_longer_than_the_time_to_stop_is_given_up(tmp_path: Path) -> None:
     with ThreadPoolExecutor(1) as thread, ExitStack() as stack, ExitStack() as server:
         url = server.enter_context(running_server(_gated_dataset(tmp_path), limits=ServerLimits(stop_seconds=1.0)))

@@ -191,6 +191,7 @@ def _dies_at_41(data: bytes) -> Any:
     return number
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("action", "size"), [("raise", 0), ("skip", 3), ("substitute", 4)])
 def test_a_sample_that_kills_workers_is_handled_by_the_error_policy(tmp_path: Path, action: Any, size: int) -> None:
     def dataset() -> MPDataset[Any]:

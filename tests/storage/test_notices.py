@@ -84,6 +84,7 @@ def test_a_server_that_asks_to_wait_is_noticed_before_the_wait() -> None:
     assert ended.is_outage is False
 
 
+@pytest.mark.slow
 def test_a_short_outage_and_a_bad_object_are_not_noticed() -> None:
     assert notices_of(RequestFailure("connection reset"), num_failures=2, quiet_seconds=30.0) == []
     assert notices_of(RequestFailure("connection reset"), num_failures=0, key="bad") == []

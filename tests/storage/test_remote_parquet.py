@@ -78,6 +78,7 @@ def test_a_row_group_takes_one_request_and_a_file_is_opened_once(folder: Path) -
     assert counts == {"/a.parquet": 2 + 3, "/big.parquet": 2 + 3}
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_faults_of_a_server_are_survived_or_named_while_parquet_is_read(folder: Path) -> None:
     with web_server(folder, "reset once", bad="a.parquet") as server:

@@ -88,6 +88,7 @@ def error_of(url: str, *, name: str = "00.jpg", length_bytes: int | None = None,
     return caught.value
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("bad", "examples"), [(EVERY, ()), (AT_ONCE, ("01.jpg", "02.jpg"))])
 def test_a_server_that_only_drips_is_an_outage_though_small_answers_arrive(
     bad: str, examples: tuple[str, ...], files: Path
@@ -174,6 +175,7 @@ def test_a_server_that_ignores_ranges_is_named_if_a_span_lies_far_inside_its_obj
     assert message in str(error)
 
 
+@pytest.mark.slow
 def test_an_outage_counts_once_for_all_reads_and_is_over_when_the_server_answers(files: Path, tmp_path: Path) -> None:
     with web_server(files, "outage", seconds=2.5) as server:
         storage = RemoteObjects(server.url, limits=SHORT)

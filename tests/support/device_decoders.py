@@ -13,4 +13,4 @@ class WholeImages(TorchvisionDecoder):
     """Decodes whole images with a function of the test, as torchvision does: all at once, or one by one on failure."""
 
     def __init__(self, decode: Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]) -> None:
-        self._decode = decode  # type: ignore[method-assign, assignment]
+        self._decode_all = decode  # type: ignore[method-assign, assignment]

@@ -31,6 +31,7 @@ def write_text(page: StatsPage, text: bytes) -> None:
     page._map[_HEAD.size : _HEAD.size + len(text)] = text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "command", [("top", "--once", "--interval", "0.1"), ("top", "--once", "--interval", "0.1", "--json")]
 )
