@@ -118,7 +118,7 @@ class EpochTable:
     def __getstate__(self) -> dict[str, Any]:
         if get_worker_info() is None:
             self._own = _sharable(self._own)
-        return {"table": self._table, "topology": self._topology, "seen": self.topology}
+        return {"table": self._shared, "topology": self._topology, "seen": self.topology}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._topology = state["topology"]
@@ -141,8 +141,14 @@ class EpochTable:
         self._own = torch.from_numpy(copy)
 
     @property
-    def _table(self) -> torch.Tensor:
+    def _shared(self) -> torch.Tensor:
         return self._own if get_worker_info() is None else self._of_parent
+
+    @property
+    def _table(self) -> NDArray[np.int64]:
+        """The table, for NumPy: outside of `torch.inference_mode`, torch does not write to a tensor made within it."""
+        table: NDArray[np.int64] = self._shared.numpy()
+        return table
 
     @property
     def topology(self) -> Topology:
@@ -198,7 +204,7 @@ class EpochTable:
         rows = slice(None) if worker is None else slice(worker, worker + 1)
         if worker is None and not self.is_dealt:
             self._check_same(0, self.topology)
-        self._table[rows, _NEXT] = torch.tensor(_cells(epoch), device="cpu")
+        self._table[rows, _NEXT] = _cells(epoch)
         self._table[rows, _READER] = 0
 
     def note_restored(self, loader: object | None) -> None:
@@ -264,8 +270,7 @@ class EpochTable:
         is_dealt = self._topology is None and reader() is Reader.DEALER
         noted = int(self._table[worker, _WEIGHTS])
         ranks = topology.rank, topology.world_size
-        cells = [*_cells(following), *_cells(epoch), os.getpid(), *ranks, is_dealt, noted, latest]
-        row = torch.tensor(cells, device="cpu")  # regardless of the default device
+        row = [*_cells(following), *_cells(epoch), os.getpid(), *ranks, is_dealt, noted, latest]
         self._table[worker] = row
         # Rows beyond num_workers have no worker in this epoch. A worker that uses one later continues from here.
         self._table[num_workers:] = row
@@ -281,7 +286,7 @@ class EpochTable:
             )
 
 
-def _epoch(cells: torch.Tensor) -> Epoch:
+def _epoch(cells: NDArray[np.int64]) -> Epoch:
     seed, number, position, num_samples, *rest = cells.tolist()
     segments = tuple(pair for pair in zip(rest[::2], rest[1::2], strict=True) if pair[0])
     return Epoch(seed=seed, number=number, position=position, num_samples=num_samples, segments=segments)

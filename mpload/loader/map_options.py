@@ -11,6 +11,7 @@ from mpload.index.weighting import IndexOrder
 from mpload.loader.instead import check_arguments
 from mpload.plan.order import OrderChoice, Sequential, Shuffle
 from mpload.plan.plan import Tail
+from mpload.plan.ranges import plain_integer
 from mpload.plan.topology import Topology
 from mpload.samples.data_pipes import is_data_pipe
 from mpload.samples.policy import ErrorAction, ErrorPolicy, policy_of
@@ -102,6 +103,7 @@ class MapOptions:
         return cls(**known)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "batch_size", plain_integer(self.batch_size))
         if self.batch_size is not None and (type(self.batch_size) is not int or self.batch_size < 1):
             raise ArgumentError(f"batch_size must be at least 1, or None for single samples, got {self.batch_size!r}")
         if self.prefetch_factor is not None and self.prefetch_factor < 1:

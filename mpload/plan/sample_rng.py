@@ -11,6 +11,7 @@ __all__ = ["SampleRng"]
 
 _VERSION = b"mpload rng 1"
 _MAX_WORD = (1 << 64) - 1
+_MAX_HALF = (1 << 32) - 1
 
 
 class SampleRng:
@@ -69,6 +70,15 @@ class SampleRng:
         self._counter[2] = int(stream)
         self._bits.state = self._state
         return self._generator
+
+    def words_for(self, sample_id: int, *, stream: int = 0) -> tuple[int, int, int]:
+        """Return three numbers in [0, 2^32): the first ones that the generator of `for_sample` would draw as such.
+
+        It takes a tenth of the time. The generator must not be used afterwards.
+        """
+        self.for_sample(sample_id, stream=stream)
+        first, second = self._bits.random_raw(2).tolist()
+        return first & _MAX_HALF, first >> 32, second & _MAX_HALF
 
     def __reduce__(self) -> tuple[object, ...]:
         return _sample_rng, (self.seed, self.epoch)

@@ -58,6 +58,7 @@ sample_form        learns the form of a map-style dataset's samples from those t
 leaves             the values inside a sample made of nested containers
 leaf_arrays        writes such samples into arrays, and reads batches back
 leaf_batches       makes batches of such samples in this process
+leaf_columns       writes small samples several at a time, a column of values for each leaf
 column_batches     makes batches of the samples of one decoder in this process
 probe              runs the user's code in a worker to learn the form of its samples
 _objects           boxes of many files (C, optional): its Python module

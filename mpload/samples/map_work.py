@@ -11,6 +11,7 @@ from mpload.plan.batch_number import BatchNumber
 from mpload.plan.batching import Batching
 from mpload.samples.counts import DECODE_NS
 from mpload.samples.leaf_arrays import LeafWriter
+from mpload.samples.leaf_columns import MAX_SAMPLES, ColumnWriter, are_small
 from mpload.samples.parcel import pack
 from mpload.samples.sample_form import has_form
 from mpload.samples.seeded_dataset import SeededDataset
@@ -47,22 +48,26 @@ class MapWork:
 
         The first sample that fails is the last one made, and is made once: its batch is lost, as in a DataLoader.
         """
-        number, counts, parcels = BatchNumber.of(task), report.tally.counts, arrays[PARCELS]
-        template = writer = None
-        if report.layout is not None:
-            template = self._template(report.layout.meaning)
-            writer = LeafWriter(template, arrays)
+        number, counts = BatchNumber.of(task), report.tally.counts
+        writer = _Writer(None if report.layout is None else self._template(report.layout.meaning), arrays)
+        made: list[Any] = []
+        place, failure = first, None
         for place, sample_id in enumerate(self.batching.sample_ids(number, first, last).tolist(), first):
             report.at(place)
             start_ns = perf_counter_ns()
             try:
-                sample = self.dataset.sample(sample_id, seed=number.seed, epoch=number.epoch)
-                counts[DECODE_NS] += perf_counter_ns() - start_ns
-                if writer is None or not has_form(template, sample) or not _is_stored(writer, place, sample):
-                    pack(sample, lambda num_bytes, at=place: parcels.room(at, (num_bytes,)))  # type: ignore[misc]
+                made.append(self.dataset.sample(sample_id, seed=number.seed, epoch=number.epoch))
             except BaseException as error:  # noqa: BLE001  anything that user code raises is a failure
-                report.failed(place, cause_of(error), details_of(error))
-                return
+                failure = error
+                break  # those before it are written first, since the first failure ends a batch
+            counts[DECODE_NS] += perf_counter_ns() - start_ns
+            if len(made) == writer.num_at_once:
+                if not writer.write(place + 1 - len(made), made, report):
+                    return
+                made.clear()
+        place = last if failure is None else place
+        if writer.write(place - len(made), made, report) and failure is not None:
+            report.failed(place, cause_of(failure), details_of(failure))
 
     def _template(self, pickled: bytes) -> Any:
         if pickled not in self._templates:
@@ -71,10 +76,37 @@ class MapWork:
         return self._templates[pickled]
 
 
-def _is_stored(writer: LeafWriter, place: int, sample: Any) -> bool:
-    """Write a sample into the arrays of its leaves; return False if a value has another shape or dtype."""
-    try:
-        writer.store(place, sample)
-    except (ArgumentError, OverflowError):  # an int of more than 64 bits
-        return False
-    return True
+class _Writer:
+    """Writes samples into a slot: small ones several at a time, and those that differ from the template as parcels."""
+
+    def __init__(self, template: Any, arrays: Mapping[str, Any]) -> None:
+        self._template = template
+        self._parcels = arrays[PARCELS]
+        self._leaves = None if template is None else LeafWriter(template, arrays)
+        self._columns = ColumnWriter(template, arrays) if template is not None and are_small(template) else None
+        self.num_at_once = 1 if self._columns is None else MAX_SAMPLES
+
+    def write(self, first: int, samples: list[Any], report: ChunkReport) -> bool:
+        """Write the samples at place `first` and those after it. If one cannot be written, report it, return False."""
+        if self._columns is not None and samples and self._columns.store(first, samples):
+            return True
+        for place, sample in enumerate(samples, first):
+            if len(samples) > 1:
+                report.at(place)
+            try:
+                if not self._is_stored(place, sample):
+                    pack(sample, lambda num_bytes, at=place: self._parcels.room(at, (num_bytes,)))  # type: ignore[misc]
+            except BaseException as error:  # noqa: BLE001  of a class of the user's
+                report.failed(place, cause_of(error), details_of(error))
+                return False
+        return True
+
+    def _is_stored(self, place: int, sample: Any) -> bool:
+        """Write a sample into the arrays of its leaves; return False if it has another form."""
+        if self._leaves is None or not has_form(self._template, sample):
+            return False
+        try:
+            self._leaves.store(place, sample)
+        except (ArgumentError, OverflowError):  # an int of more than 64 bits
+            return False
+        return True

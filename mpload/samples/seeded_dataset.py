@@ -34,6 +34,19 @@ class MapDataset(Protocol):
         ...
 
 
+def _is_of_tensors(dataset: Any) -> bool:
+    """Return whether a dataset only returns rows of tensors, so that its generators need no seed."""
+    data = sys.modules.get("torch.utils.data")
+    if data is None:
+        return False
+    kind = type(dataset)  # a subclass may do anything
+    if kind is data.TensorDataset:
+        return all(type(each) is sys.modules["torch"].Tensor for each in dataset.tensors)
+    if kind is data.Subset:
+        return type(dataset.indices) in {list, range} and _is_of_tensors(dataset.dataset)
+    return kind is data.ConcatDataset and all(map(_is_of_tensors, dataset.datasets))
+
+
 @dataclass(kw_only=True)
 class SeededDataset:
     """Calls the user's code with seeded generators: those of `random`, NumPy, OpenCV and (if it is imported) torch.
@@ -52,11 +65,14 @@ class SeededDataset:
     _epoch: int = 0
     """Of an iterable dataset."""
     _worker: int | None = None
+    _draws: bool = field(init=False, default=True)
+    """Whether the code of the dataset may draw random numbers."""
     _rng: SampleRng = field(default_factory=lambda: SampleRng(seed=0, epoch=0), repr=False)
     _held: dict[int, HeldGenerators] = field(default_factory=dict, repr=False)
     """By the identity of the code that holds them."""
 
     def __post_init__(self) -> None:
+        self._draws = not _is_of_tensors(self.dataset)
         load_opencv()  # its generator is seeded; workers that are forked from this process share its memory
 
     def __getstate__(self) -> dict[str, Any]:
@@ -82,6 +98,8 @@ class SeededDataset:
 
     def sample(self, index: Any, *, seed: int, epoch: int, key: int | None = None) -> Any:
         """Return the sample at `index`. Its random numbers belong to `key`, which is the index itself if None."""
+        if not self._draws:
+            return self.dataset[index]
         key = index if key is None else key
         return self._seeded(lambda: self.dataset[index], self.dataset, seed=seed, epoch=epoch, key=key, stream=_SAMPLE)
 
@@ -138,15 +156,18 @@ class SeededDataset:
         if (held := self._held.get(id(code))) is None:
             held = self._held[id(code)] = HeldGenerators(code)
         while True:
-            rng = self._rng.for_sample(key, stream=stream)
-            words = rng.integers(0, 1 << 32, size=3).tolist()
+            if is_held := held.are_seeded():
+                rng = self._rng.for_sample(key, stream=stream)
+                words = rng.integers(0, 1 << 32, size=3).tolist()  # the same
+            else:
+                words = self._rng.words_for(key, stream=stream)
             random.seed(words[0])
             np.random.seed(words[1])  # noqa: NPY002  the generator that datasets draw from
             torch = sys.modules.get("torch")
             if torch is not None:
                 torch.default_generator.manual_seed(words[2])
             seed_opencv(seed=seed, epoch=epoch, sample_id=key)
-            if held.are_seeded():
+            if is_held:
                 held.seed(rng)
             made = make()
             if torch is sys.modules.get("torch"):

@@ -15,8 +15,8 @@ _INSTALLED = tuple(
     {f"{os.path.realpath(folder)}/" for folder in (*sysconfig.get_paths().values(), str(Path(__file__).parents[1]))}
 )
 """Folders whose files nobody edits while a job runs."""
-_seen: dict[str, tuple[int, int]] = {}
-"""Time of modification and size of each file when this process first looked at it."""
+_seen: dict[str, tuple[tuple[int, int], object]] = {}
+"""Time of modification and size of each file when this process first looked at it, and the spec of its module."""
 
 
 def changed_files() -> list[str]:
@@ -33,10 +33,12 @@ def changed_files() -> list[str]:
             facts = os.stat(path)  # noqa: PTH116  for hundreds of modules
         except OSError:
             continue
-        now = facts.st_mtime_ns, facts.st_size
-        if _seen.setdefault(path, now) != now:
-            _seen[path] = now  # to be reported once
-            changed.append(path)
+        now, spec = (facts.st_mtime_ns, facts.st_size), getattr(module, "__spec__", None)
+        before, loaded = _seen.setdefault(path, (now, spec))
+        if before != now:
+            _seen[path] = now, spec  # to be reported once
+            if spec is loaded:  # otherwise it was reloaded
+                changed.append(path)
     return changed
 
 

@@ -6,6 +6,7 @@ while it has no other threads that may hold locks. Threads that carry the proces
 numbers (OpenBLAS, OpenMP) start them, they are idle between calls, and workers compute with one thread.
 """
 
+import contextlib
 import gc
 import os
 import signal
@@ -77,7 +78,13 @@ class ForkedProcess:
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
-        self._pidfd = os.pidfd_open(pid)
+        try:
+            self._pidfd = os.pidfd_open(pid)
+        except OSError:  # forbidden, or no free descriptor
+            os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ChildProcessError):  # this process ignores SIGCHLD
+                os.waitpid(pid, 0)
+            raise
         self._status: int | None = None
 
     def poll(self) -> int | None:

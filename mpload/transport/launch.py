@@ -24,6 +24,7 @@ from mpload.transport.forking import JEMALLOC, ForkedProcess, Forks, fork_zygote
 from mpload.transport.interrupts import interrupts_held
 from mpload.transport.limits import os_errors_as_refused, shared_memory
 from mpload.transport.pickling import pickle_work
+from mpload.transport.settings import interpreter_flags
 from mpload.transport.worker import Work, WorkerSetup
 
 __all__ = [
@@ -44,6 +45,8 @@ _THREAD_LIMITS = (
     "RAYON_NUM_THREADS",
 )
 """Libraries read these variables on import. Unset, they would start threads in a process that is about to fork."""
+_HASH_SEED = "0"
+"""Modules that number the items of a set number them alike in all workers, also in those that replace others."""
 _MESSAGE_BYTES = 1 << 16
 _END_SECONDS = 2.0
 _UNKNOWN_CAUSE = "cause unknown: this process ignores SIGCHLD"
@@ -190,11 +193,13 @@ class ZygoteProcess:
             return
         warn_of_changed_code()
         self._write_setup()
-        arguments = [_interpreter(), "-P", "-m", "mpload.transport.zygote"]
+        arguments = [_interpreter(), *interpreter_flags(), "-m", "mpload.transport.zygote"]
         arguments += [str(number) for number in (control_fd, self._setup_fd, os.getpid(), int(self._starts_fresh))]
         package_folder = str(Path(__file__).resolve().parents[2])
         paths = [package_folder, *filter(None, [os.environ.get("PYTHONPATH")])]
         environment = {**os.environ, **limits, "PYTHONPATH": os.pathsep.join(paths)}
+        if environment.get("PYTHONHASHSEED", "random") == "random":
+            environment["PYTHONHASHSEED"] = _HASH_SEED
         with interrupts_held():
             self._process = subprocess.Popen(
                 arguments,

@@ -41,6 +41,11 @@ def os_errors_as_refused(what: str) -> Iterator[None]:
 def refusal(error_number: int) -> str:
     """Return the text of an error number, with the resource limit that it stands for and the next step."""
     text = os.strerror(error_number)
+    if error_number in {errno.EPERM, errno.ENOSYS}:
+        return (
+            f"{text}. Workers need memfd_create and pidfd_open, which the container's seccomp profile or an old kernel "
+            "may forbid. Allow them, or use num_workers=0"
+        )
     if error_number not in _LIMITS:
         return text
     which, name, unit, remedy = _LIMITS[error_number]

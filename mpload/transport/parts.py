@@ -68,6 +68,7 @@ class PoolParts:
                 settings=changed_settings(),
                 sys_path=tuple(map(str, sys.path)),
                 python_path=os.environ.get("PYTHONPATH"),
+                python_hash_seed=os.environ.get("PYTHONHASHSEED"),
             )
             zygote = ZygoteProcess(
                 setup,

@@ -84,8 +84,8 @@ class SlotRing:
         self._number_of: dict[int, int] = {}  # by slot: the number of its layout, if it is not 0
         self._free = deque(range(num_slots))
         self._locked: dict[int, int] = {}  # by slot: size of the part that stays in place
-        self._returned: deque[int] = deque()  # appended to by finalizers, in any thread
-        self._lent: dict[int, weakref.ref[_Lease]] = {}
+        self._returned: deque[_Lent] = deque()  # appended to by finalizers, in any thread
+        self._lent: dict[int, _Lent] = {}
         self._unshared: set[int] = set()  # lent slots whose pages only this process has
         self._changing = threading.RLock()  # held while slots change hands, since another thread may fork
 
@@ -96,8 +96,8 @@ class SlotRing:
 
     @property
     def used_bytes(self) -> int:
-        """Memory that the ring uses now."""
-        return os.fstat(self._fd).st_blocks * 512
+        """Memory that the ring uses now; none in a process that it does not belong to."""
+        return 0 if self._fd < 0 else os.fstat(self._fd).st_blocks * 512
 
     @property
     def num_free(self) -> int:
@@ -205,8 +205,8 @@ class SlotRing:
     def lend(self, slot: int, num_samples: int) -> SlotArrays:
         """Lend the first `num_samples` samples of a taken slot, which becomes free when the last view has died."""
         owner = _Lease((self.layout.slot_bytes,), np.uint8, self._map, slot * self.layout.slot_bytes)
-        returned = self._returned
-        self._lent[slot] = weakref.ref(owner, lambda _: returned.append(slot))
+        self._lent[slot] = _Lent(owner, self._returned.append)
+        self._lent[slot].slot = slot
         return _arrays(self.layout_at(self.number_of(slot)), owner, 0, num_samples)
 
     def hand_over(self, slot: int, num_samples: int) -> tuple[SlotArrays, bool]:
@@ -285,7 +285,7 @@ class SlotRing:
     def _collect(self) -> None:
         with self._changing:
             while self._returned:
-                slot = self._returned[0]
+                slot = self._returned[0].slot
                 if slot in self._unshared and self._fd >= 0:
                     self._share_again(slot)
                 self._returned.popleft()
@@ -339,6 +339,14 @@ if hasattr(os, "register_at_fork"):  # missing on Windows
 
 class _Lease(np.ndarray[tuple[int], np.dtype[np.uint8]]):
     """A lent slot. NumPy shortens a view's chain of bases only within one type, so every view keeps its lease alive."""
+
+
+class _Lent(weakref.ref[_Lease]):
+    """A weak reference to a lease. Its callback is not Python code, in which Python would drop a Ctrl-C of the user."""
+
+    __slots__ = ("slot",)
+
+    slot: int
 
 
 class _PackedArray(np.ndarray[tuple[int, ...], np.dtype[Any]]):

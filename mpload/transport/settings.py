@@ -7,9 +7,10 @@ scripts often change, and that change what samples are, are passed on; and which
 import sys
 import warnings
 from importlib import import_module
+from multiprocessing import util
 from typing import Any, cast
 
-__all__ = ["Settings", "apply_settings", "changed_settings"]
+__all__ = ["Settings", "apply_settings", "changed_settings", "interpreter_flags"]
 
 _VALUES = {
     ("PIL.ImageFile", "LOAD_TRUNCATED_IMAGES"): False,
@@ -18,6 +19,13 @@ _VALUES = {
 """By module and name: the value that a module begins with."""
 _DEFAULT_DTYPE = "torch", "default_dtype"
 _WARNINGS = "warnings", "filters"
+_CALLS: dict[tuple[str, str], tuple[str, Any]] = {
+    ("sys", "setrecursionlimit"): ("getrecursionlimit", 1000),
+    ("csv", "field_size_limit"): ("field_size_limit", 1 << 17),
+}
+"""By module and the function that sets it: the function that returns it, and the value that a module begins with."""
+_NUMPY_ERRORS = "numpy", "seterr"
+_FIRST_NUMPY_ERRORS = {"divide": "warn", "over": "warn", "under": "ignore", "invalid": "warn"}
 Settings = dict[tuple[str, str], Any]
 
 
@@ -31,6 +39,13 @@ def changed_settings() -> Settings:
     torch = sys.modules.get("torch")
     if torch is not None and torch.get_default_dtype() is not torch.float32:
         found[_DEFAULT_DTYPE] = str(torch.get_default_dtype()).removeprefix("torch.")
+    for (module, name), (getter, first) in _CALLS.items():
+        value = getattr(sys.modules.get(module), getter, lambda first=first: first)()
+        if value != first:
+            found[module, name] = value
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and numpy.geterr() != _FIRST_NUMPY_ERRORS:
+        found[_NUMPY_ERRORS] = numpy.geterr()
     found[_WARNINGS] = [_by_name(each) for each in warnings.filters]
     return found
 
@@ -41,10 +56,20 @@ def apply_settings(settings: Settings) -> None:
         library = import_module(module)
         if (module, name) == _WARNINGS:
             _filter_warnings(value)
+        elif (module, name) in _CALLS:
+            getattr(library, name)(value)
+        elif (module, name) == _NUMPY_ERRORS:
+            library.seterr(**value)
         elif (module, name) == _DEFAULT_DTYPE:
             library.set_default_dtype(getattr(library, value))
         else:
             setattr(library, name, value)
+
+
+def interpreter_flags() -> list[str]:
+    """Return the flags of this interpreter for another one, but for those that would hide mpload from it."""
+    flags: list[str] = util._args_from_interpreter_flags()  # type: ignore[attr-defined]  # noqa: SLF001  as spawn does
+    return [*(flag for flag in flags if flag not in {"-I", "-E", "-P"}), "-P"]
 
 
 _Filter = tuple[str, str, tuple[str, str], str, int]

@@ -132,6 +132,8 @@ class WorkerSetup:
     sys_path: tuple[str, ...]
     python_path: str | None
     """The user's PYTHONPATH. These processes start with one that also names the folder of mpload."""
+    python_hash_seed: str | None
+    """The user's PYTHONHASHSEED. These processes start with a fixed one if there is none."""
 
     @property
     def fds(self) -> tuple[int, ...]:
@@ -149,9 +151,10 @@ class WorkerSetup:
     def load_work(self) -> Work:
         """Unpickle the work, with the parent's module search path."""
         sys.path[:] = self.sys_path
-        os.environ.pop("PYTHONPATH", None)
-        if self.python_path is not None:
-            os.environ["PYTHONPATH"] = self.python_path
+        for name, value in (("PYTHONPATH", self.python_path), ("PYTHONHASHSEED", self.python_hash_seed)):
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
         apply_settings(self.settings)
         work: Work = pickle.loads(self.work)  # noqa: S301  from the parent's own memory
         return work

@@ -31,6 +31,7 @@ from typing import Any
 
 from mpload.errors import MploadError
 from mpload.transport.kernel import die_with_parent, set_process_name, thread_names, trim_heap
+from mpload.transport.settings import interpreter_flags
 from mpload.transport.worker import WorkerSetup, Workplace, run_worker
 
 __all__ = ["begin", "flush_output", "main", "serve"]
@@ -115,7 +116,7 @@ class _Zygote:
             os._exit(status)
 
     def _spawn(self, number: int) -> int:
-        arguments = [sys.executable, "-P", "-m", "mpload.transport.fresh"]
+        arguments = [sys.executable, *interpreter_flags(), "-m", "mpload.transport.fresh"]
         arguments += map(str, (self._setup_fd, self._control.fileno(), number, os.getpid()))
         return os.posix_spawn(sys.executable, arguments, os.environ)
 
@@ -189,24 +190,24 @@ def main(arguments: Sequence[str]) -> int:
     """Run the zygote of the process that started this one; return the exit status."""
     control_fd, setup_fd, parent_pid, starts_fresh = map(int, arguments)
     begin(parent_pid)
-    control = socket.socket(fileno=control_fd)
     place = None
-    if not starts_fresh:
-        try:
-            setup = WorkerSetup.read(setup_fd)
-            os.set_inheritable(control_fd, False)
-            os.close(setup_fd)
-            place = Workplace.enter(setup)
-            del setup
-        except MploadError as error:
-            _send_message(control, {"error": str(error)[:8000]})
-            return 1
-        except BaseException:  # noqa: BLE001  importing the user's modules may raise anything
-            _send_message(control, {"failed": traceback.format_exc()[-8000:]})
-            return 1
-    gc.collect()
-    trim_heap()
-    return serve(control, setup_fd=setup_fd, place=place)
+    with socket.socket(fileno=control_fd) as control:
+        if not starts_fresh:
+            try:
+                setup = WorkerSetup.read(setup_fd)
+                os.set_inheritable(control_fd, False)
+                os.close(setup_fd)
+                place = Workplace.enter(setup)
+                del setup
+            except MploadError as error:
+                _send_message(control, {"error": str(error)[:8000]})
+                return 1
+            except BaseException:  # noqa: BLE001  importing the user's modules may raise anything
+                _send_message(control, {"failed": traceback.format_exc()[-8000:]})
+                return 1
+        gc.collect()
+        trim_heap()
+        return serve(control, setup_fd=setup_fd, place=place)
 
 
 if __name__ == "__main__":
