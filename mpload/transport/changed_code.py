@@ -3,13 +3,14 @@
 import os
 import sys
 import sysconfig
+from collections.abc import Iterator
 from pathlib import Path
 
 from mpload.errors import warn
 from mpload.transport.pickling import SCRIPT_NAMES
 from mpload.units import printable
 
-__all__ = ["changed_files", "warn_of_changed_code"]
+__all__ = ["changed_files", "users_modules", "warn_of_changed_code"]
 
 _INSTALLED = tuple(
     {f"{os.path.realpath(folder)}/" for folder in (*sysconfig.get_paths().values(), str(Path(__file__).parents[1]))}
@@ -19,21 +20,26 @@ _seen: dict[str, tuple[tuple[int, int], object]] = {}
 """Time of modification and size of each file when this process first looked at it, and the spec of its module."""
 
 
-def changed_files() -> list[str]:
-    """Return the files of imported modules that have changed since the first call that saw them.
+def users_modules() -> Iterator[tuple[str, str]]:
+    """Yield the name and path of imported modules that are the user's.
 
     Modules of Python and of installed packages are passed over, and so is the script, which workers do not import.
     """
-    changed = []
     for name, module in list(sys.modules.items()):
         path = getattr(module, "__file__", None)
-        if name in SCRIPT_NAMES or not isinstance(path, str) or path.startswith(_INSTALLED):
-            continue
+        if name not in SCRIPT_NAMES and isinstance(path, str) and not path.startswith(_INSTALLED):
+            yield name, path
+
+
+def changed_files() -> list[str]:
+    """Return the files of the user's imported modules that have changed since the first call that saw them."""
+    changed = []
+    for name, path in users_modules():
         try:
             facts = os.stat(path)  # noqa: PTH116  for hundreds of modules
         except OSError:
             continue
-        now, spec = (facts.st_mtime_ns, facts.st_size), getattr(module, "__spec__", None)
+        now, spec = (facts.st_mtime_ns, facts.st_size), getattr(sys.modules.get(name), "__spec__", None)
         before, loaded = _seen.setdefault(path, (now, spec))
         if before != now:
             _seen[path] = now, spec  # to be reported once

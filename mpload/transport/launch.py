@@ -21,6 +21,7 @@ from pathlib import Path
 from mpload.errors import ArgumentError, RefusedError, WorkerError, warn
 from mpload.transport.changed_code import warn_of_changed_code
 from mpload.transport.forking import JEMALLOC, ForkedProcess, Forks, fork_zygote
+from mpload.transport.hash_order import warn_of_hash_order
 from mpload.transport.interrupts import interrupts_held
 from mpload.transport.limits import os_errors_as_refused, shared_memory
 from mpload.transport.pickling import pickle_work
@@ -240,6 +241,7 @@ class ZygoteProcess:
                 "workers cannot start: the work does not load in a new process. A module that it needs may be missing "
                 f"there, or may need something that only the parent has:\n{reply['failed'].rstrip()}"
             )
+        warn_of_hash_order(reply.get("digests", {}))
 
     def fork(self, worker: int) -> bool:
         """Request worker number `worker`; return False if the request cannot be sent."""

@@ -26,10 +26,11 @@ import sys
 import time
 import traceback
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mpload.errors import MploadError
+from mpload.transport.hash_order import digests_of_globals
 from mpload.transport.kernel import die_with_parent, set_process_name, thread_names, trim_heap
 from mpload.transport.settings import interpreter_flags
 from mpload.transport.worker import WorkerSetup, Workplace, run_worker
@@ -178,10 +179,19 @@ def flush_output() -> None:
             stream.flush()
 
 
-def serve(control: socket.socket, *, setup_fd: int, place: Workplace | None) -> int:
-    """Fork workers on demand until the parent closes the socket; return the exit status."""
+def serve(
+    control: socket.socket, *, setup_fd: int, place: Workplace | None, digests: Mapping[str, Any] | None = None
+) -> int:
+    """Fork workers on demand until the parent closes the socket; return the exit status.
+
+    Args:
+        control: the socket.
+        setup_fd: the descriptor of the setup, for new processes.
+        place: the loaded work; None starts workers as new processes.
+        digests: those of `digests_of_globals`, if this process has imported the user's modules.
+    """
     gc.freeze()
-    if not _send_message(control, {"ready": True}):
+    if not _send_message(control, {"ready": True, "digests": digests or {}}):
         return 1
     return _Zygote(control, setup_fd=setup_fd, place=place).run()
 
@@ -207,7 +217,10 @@ def main(arguments: Sequence[str]) -> int:
                 return 1
         gc.collect()
         trim_heap()
-        return serve(control, setup_fd=setup_fd, place=place)
+        if place is None:
+            return serve(control, setup_fd=setup_fd, place=None)
+        with place.answers:
+            return serve(control, setup_fd=setup_fd, place=place, digests=digests_of_globals())
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ ARRAYS = st.sampled_from(
         np.arange(24.0).reshape(3, 8)[:, ::2],
         np.zeros((0, 4)),
         np.array(5),
-        np.ma.masked_array([1, 2, 3], [0, 1, 0]),
+        np.ma.masked_array([1, 2, 3], [False, True, False]),
         np.array(["a"]),
     ]
 )
