@@ -145,7 +145,8 @@ class Engine:
         if wanted != self.pool.num_workers:
             self.pool.num_workers = wanted
             self.pool.announce_up_to(self._source.samples_announced * wanted)
-            self.governor.resize(min(self.pool.ring.num_slots, _depth(wanted, self._source)))
+            depth = min(self.pool.ring.num_slots, _depth(wanted, self._source))
+            self.governor.resize(depth, least_depth=_least_depth(wanted))
 
     def note_layout(self) -> None:
         """Take the size of slots into account as soon as the first batches have shown what is in them."""
@@ -165,6 +166,7 @@ class Engine:
             budget_bytes=self._budget.total_bytes,
             slot_bytes=self._slot_bytes or None,
             first_depth=first_depth,
+            least_depth=_least_depth(self.pool.num_workers),
             cache=self._source.cache_in_memory,
         )
 
@@ -193,3 +195,8 @@ def _known_slot_bytes(layout: SlotLayout) -> int:
 
 def _depth(num_workers: int, source: Source) -> int:
     return MIN_SLOTS + -(-source.samples_ahead * num_workers // source.slot_samples)
+
+
+def _least_depth(num_workers: int) -> int:
+    """Return how many batches to make ahead however large they are: two for each worker, as in a DataLoader."""
+    return MIN_SLOTS + 2 * num_workers

@@ -10,7 +10,7 @@ from mpload.errors import warn
 from mpload.memory.budget import WORKER_BYTES
 from mpload.memory.machine import MemoryGauge, MemoryRoom
 from mpload.memory.usage import anonymous_bytes
-from mpload.units import GIB, format_bytes
+from mpload.units import GIB, MIB, format_bytes
 
 __all__ = [
     "Governed",
@@ -31,6 +31,8 @@ _CALM_STALLED_FRACTION = 0.05
 _PATIENCE_CHECKS = 5
 _MAX_PATIENCE_CHECKS = 60
 _FIRST_DEPTH = 3
+_AHEAD_BYTES = 256 * MIB
+"""Batches made ahead take no more, except for the least number that keeps all workers busy."""
 """The least number of batches in flight at first when the size of a slot is not known and has to be measured."""
 
 
@@ -169,6 +171,7 @@ class Governor:
         budget_bytes: int,
         slot_bytes: int | None = None,
         first_depth: int = 0,
+        least_depth: int | None = None,
         cache: GovernedCache | None = None,
         read_memory: Callable[[], MemoryRoom] | None = None,
         monotonic: Callable[[], float] = time.monotonic,
@@ -180,6 +183,7 @@ class Governor:
             budget_bytes: memory for its slots and processes together.
             slot_bytes: memory that a slot uses; None measures it, for values of varying shape.
             first_depth: batches in flight until it has been measured, if more than three.
+            least_depth: batches in flight that are never too large, if memory is not short; None means the maximum.
             cache: a cache in memory, whose bytes count as used.
             read_memory: returns the current memory of the machine; None uses a `MemoryGauge`.
             monotonic: the clock.
@@ -193,6 +197,7 @@ class Governor:
         self._read_memory = read_memory or MemoryGauge().read
         self._monotonic = monotonic
         self._max_depth = governed.depth
+        self._least_depth = self._max_depth if least_depth is None else least_depth
         self._state: GovernorState | None = None
         self._checked = monotonic()
         self._last = self._read_memory()
@@ -215,15 +220,16 @@ class Governor:
             self._act(self._readings(room, slot_bytes=slot_bytes, seconds=seconds))
         self._checked, self._last = now, room
 
-    def resize(self, max_depth: int) -> None:
-        """Set another maximum, for another number of workers. As many batches are made ahead as fit then."""
+    def resize(self, max_depth: int, *, least_depth: int | None = None) -> None:
+        """Set another maximum and least number, for other workers. As many batches are made ahead as fit then."""
         slot_bytes = self._slot_bytes or self._measured_slot_bytes()
         self._least_slot_bytes = slot_bytes  # the slots that are added now are still empty
         self._max_depth = max_depth
+        self._least_depth = max_depth if least_depth is None else least_depth
         if not slot_bytes:
             return
         readings = self._readings(self._read_memory(), slot_bytes=slot_bytes, seconds=1.0)
-        depth = fitting_depth(readings, max_depth=max_depth)
+        depth = fitting_depth(readings, max_depth=self._reasonable_depth(slot_bytes))
         if self._state is not None:
             self._state = replace(self._state, depth=depth)
         if depth < self._governed.depth:
@@ -261,11 +267,12 @@ class Governor:
 
     def _act(self, readings: Readings) -> None:
         readings = self._relieved(readings)
-        before = self._max_depth if self._state is None else self._state.depth
+        max_depth = self._reasonable_depth(readings.slot_bytes)
+        before = max_depth if self._state is None else min(max_depth, self._state.depth)
         if self._state is None:
-            self._state = GovernorState(depth=fitting_depth(readings, max_depth=self._max_depth))
+            self._state = GovernorState(depth=fitting_depth(readings, max_depth=max_depth))
         else:
-            self._state = decide(readings, self._state, max_depth=self._max_depth)
+            self._state = decide(readings, self._state, max_depth=max_depth)
         depth = self._governed.depth = self._state.depth
         if depth < self._max_depth and readings.used_slots_bytes > (depth + readings.num_lent) * readings.slot_bytes:
             self._governed.ring.drop_free_memory()
@@ -273,6 +280,10 @@ class Governor:
             self.num_shrinks += 1
             if self.num_shrinks == 1:
                 warn(_shrink_warning(readings, before, depth))
+
+    def _reasonable_depth(self, slot_bytes: int) -> int:
+        """Return the maximum for batches of this size."""
+        return min(self._max_depth, max(self._least_depth, _AHEAD_BYTES // max(1, slot_bytes)))
 
     def _relieved(self, readings: Readings) -> Readings:
         """Shrink the cache by the lacking bytes, and return the readings after that."""

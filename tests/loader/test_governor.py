@@ -250,6 +250,33 @@ def test_more_workers_get_more_batches_ahead_at_once_if_these_fit(slot_bytes: in
     assert pool.depth == 14  # those of the four in flight, and ten more
 
 
+@pytest.mark.parametrize(
+    ("slot_bytes", "num_ahead"), [(MIB, 67), (10 * MIB, 25), (36 * MIB, 7), (300 * MIB, 7)], ids=str
+)
+@pytest.mark.parametrize("is_known", [True, False])
+def test_batches_ahead_take_a_bounded_number_of_bytes_but_keep_workers_busy(
+    slot_bytes: int, num_ahead: int, *, is_known: bool
+) -> None:
+    pool, now = Pool(), 0.0
+    pool.depth = 67
+    pool.ring.used_bytes = 3 * slot_bytes
+
+    def read() -> MemoryRoom:
+        return MemoryRoom(limit_bytes=512 * GIB, free_bytes=400 * GIB, stalled_seconds=0, num_oom_kills=0)
+
+    known = slot_bytes if is_known else None
+    governor = Governor(
+        pool, budget_bytes=200 * GIB, slot_bytes=known, least_depth=7, read_memory=read, monotonic=lambda: now
+    )
+    for _ in range(300):
+        now += 1
+        pool.ring.used_bytes = pool.depth * slot_bytes
+        governor.check()  # a warning would be an error
+    assert pool.depth == num_ahead
+    governor.resize(131, least_depth=11)
+    assert pool.depth == (131 if slot_bytes == MIB else max(num_ahead, 11))
+
+
 def test_workers_are_affordable_while_memory_and_budget_have_room_for_them() -> None:
     pool, free_bytes = Pool(), GIB
     pool.pids = {"zygote": 0, "a": 0, "b": 0}
