@@ -265,7 +265,7 @@ def test_images_are_decoded_only_when_all_earlier_ones_are_drawn_even_those_of_a
         unpacker([[good, bad]])
     recorder.log.append("next batch")
     unpacker([[good]])
-    assert recorder.log == ["waited for 0", "decoded", "drawn", "next batch", "waited for 1", "decoded", "drawn"]
+    assert recorder.log == ["decoded", "drawn", "waited for 1", "next batch", "decoded", "drawn", "waited for 2"]
 
 
 def test_a_device_that_decodes_nothing_is_warned_of(specials: dict[str, Path]) -> None:

@@ -253,10 +253,7 @@ def test_more_workers_get_more_batches_ahead_at_once_if_these_fit(slot_bytes: in
 @pytest.mark.parametrize(
     ("slot_bytes", "num_ahead"), [(MIB, 67), (10 * MIB, 25), (36 * MIB, 7), (300 * MIB, 7)], ids=str
 )
-@pytest.mark.parametrize("is_known", [True, False])
-def test_batches_ahead_take_a_bounded_number_of_bytes_but_keep_workers_busy(
-    slot_bytes: int, num_ahead: int, *, is_known: bool
-) -> None:
+def test_batches_ahead_take_a_bounded_number_of_bytes_but_keep_workers_busy(slot_bytes: int, num_ahead: int) -> None:
     pool, now = Pool(), 0.0
     pool.depth = 67
     pool.ring.used_bytes = 3 * slot_bytes
@@ -264,9 +261,8 @@ def test_batches_ahead_take_a_bounded_number_of_bytes_but_keep_workers_busy(
     def read() -> MemoryRoom:
         return MemoryRoom(limit_bytes=512 * GIB, free_bytes=400 * GIB, stalled_seconds=0, num_oom_kills=0)
 
-    known = slot_bytes if is_known else None
     governor = Governor(
-        pool, budget_bytes=200 * GIB, slot_bytes=known, least_depth=7, read_memory=read, monotonic=lambda: now
+        pool, budget_bytes=200 * GIB, slot_bytes=slot_bytes, least_depth=7, read_memory=read, monotonic=lambda: now
     )
     for _ in range(300):
         now += 1

@@ -64,6 +64,7 @@ def test_a_limit_on_file_sizes_ends_filling_with_one_warning(files: Path, tmp_pa
 
 
 @pytest.mark.processes
+@pytest.mark.filterwarnings("default")  # also in workers
 def test_workers_warn_of_a_full_disk_once(files: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     with tmpfs(tmp_path / "disk", MIB) as disk:
         dataset = raw(files, PartialCache(disk, fraction=1.0))

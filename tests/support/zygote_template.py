@@ -45,13 +45,14 @@ def _start(
     arguments: list[str], *, stdin: int, env: Mapping[str, str], pass_fds: Sequence[int]
 ) -> "ForkedProcess | subprocess.Popen[bytes]":
     assert stdin == subprocess.DEVNULL
-    assert arguments[2:4] == ["-m", zygote.__name__]
+    name = arguments.index("-m") + 1  # after the interpreter's flags
+    assert arguments[name] == zygote.__name__
     if not _makes_children_of_this_process():
         return subprocess.Popen(arguments, stdin=stdin, env=env, pass_fds=pass_fds)
     sys.audit("subprocess.Popen", sys.executable, arguments, None, env)  # for tests.support.no_processes
     fds = [1, 2, *pass_fds]
     asked = {
-        "arguments": arguments[4:],
+        "arguments": arguments[name + 1 :],
         "cwd": str(Path.cwd()),
         "environment": dict(env),
         "fds": fds,
