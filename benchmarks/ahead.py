@@ -26,6 +26,7 @@ def ahead() -> str:
         *_memory(),
         *_start(),
         *_small_samples(),
+        *_map_style(),
         *_limited(),
         *_busy(),
         *device_ahead(),
@@ -115,6 +116,17 @@ def _small_samples() -> Iterator[Better]:
         ours = max((rate for contestant, rate in rates.items() if not _is_peer(contestant)), default=0.0)
         names = [f"{each} ({rate:,.0f})" for each, rate in rates.items() if _is_peer(each) and rate > ours]
         yield f"samples/s, {title} (mpload {ours:,.0f})", names
+
+
+def _map_style() -> Iterator[Better]:
+    found: dict[str, dict[str, float]] = {}
+    for record in latest("map_style"):
+        case, rates = record["case"], record["figures"]["samples_per_second"]
+        found.setdefault(f"{case['samples']} of a map-style dataset", {})[case["contestant"]] = median(rates)
+    for title, rates in found.items():
+        ours = rates["mpload"]
+        names = [f"{name} ({rate:,.0f})" for name, rate in rates.items() if rate > ours]
+        yield f"{title}, samples/s (mpload {ours:,.0f})", names
 
 
 def _limited() -> Iterator[Better]:

@@ -30,6 +30,7 @@ from fault_rows import FAULT_HEADER, fault_rows
 from gpu_decode_rows import DECODERS_HEADER, RECEIVED_HEADER, decoder_rows, received_rows
 from hits import draw_hits
 from limited_rows import LIMITED_HEADER, limited_rows
+from map_style_rows import MAP_STYLE_HEADER, map_style_rows
 from memory_figure import draw_memory
 from mixture_rows import MIXTURE_HEADER, mixture_rows
 from network_rows import network_header, network_rows
@@ -352,6 +353,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "memory": memory,
     "mixtures": lambda: markdown(MIXTURE_HEADER, mixture_rows()),
     "network": lambda: markdown(network_header(), network_rows()),
+    "map-style": lambda: markdown(MAP_STYLE_HEADER, map_style_rows(), num_names=2),
     "own-code": lambda: markdown(OWN_CODE_HEADER, own_code_rows(), num_names=3),
     "parts": lambda: markdown(PARTS_HEADER, parts_rows()),
     "peer-memory": peer_memory,
