@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -13,47 +14,74 @@ from mpload.samples.leaves import NUMBER_TYPES, Leaf, LeafKind, as_array, class_
 __all__ = ["MAX_SAMPLES", "ColumnWriter", "are_small"]
 
 MAX_SAMPLES = 256
-"""Samples that are written at a time: those before them need their memory until then."""
+"""Samples that are written at a time, at most: those before them need their memory until then."""
 _MAX_SAMPLE_BYTES = 16 << 10
 """Of a larger sample, what its values cost weighs more than what it costs to write it alone."""
 _MAX_INT = (1 << 63) - 1
 _NUMBER_DTYPES = dict(zip(NUMBER_TYPES, map(np.dtype, (np.bool_, np.int64, np.float64)), strict=True))
+_KINDS = {kind: number for number, kind in enumerate(NUMBER_TYPES)}
 
 
 def are_small(template: Any) -> bool:
-    """Return whether samples of this template are worth writing several at a time, and can be."""
+    """Return whether samples of this template may be worth writing several at a time, and can be.
+
+    Texts and bytes count as nothing, since their sizes are unknown.
+    """
     leaves = leaves_of(template)
-    if any(leaf.kind is not LeafKind.ARRAY or leaf.is_ragged or leaf.torch_dtype for leaf in leaves):
+    if any(leaf.varies or leaf.torch_dtype or leaf.kind in {LeafKind.LIST, LeafKind.OBJECT} for leaf in leaves):
         return False
     return sum(np.dtype((leaf.dtype, leaf.shape)).itemsize for leaf in leaves) <= _MAX_SAMPLE_BYTES
 
 
 class ColumnWriter:
-    """Writes samples into the arrays of a slot, for a template whose samples are small.
+    """Writes samples into the arrays of slots, for a template whose samples are small.
 
     Args:
         template: the template of the samples.
-        arrays: the array of each leaf, by the leaf's name.
     """
 
-    def __init__(self, template: Any, arrays: Mapping[str, Any]) -> None:
+    def __init__(self, template: Any) -> None:
         self._template = template
-        self._arrays = arrays
+        self._has_texts = any(leaf.is_ragged for leaf in leaves_of(template))
+        self.num_at_once = 1 if self._has_texts else MAX_SAMPLES
+        """Samples to write next. It grows as long as their texts are short."""
 
-    def store(self, first: int, samples: Sequence[Any]) -> bool:
+    def store(self, arrays: Mapping[str, Any], first: int, samples: Sequence[Any]) -> bool:
         """Write the samples at place `first` and those after it.
+
+        Args:
+            arrays: the array of each leaf, by the leaf's name.
+            first: the place of the first sample.
+            samples: one sample or more.
 
         Returns:
             Whether that was possible. If not, they must be written one by one: some of them may differ in form from the
             template, and their places may hold anything.
         """
         try:
-            return all(
-                _is_written(leaf, values, self._arrays[leaf.name][first : first + len(samples)])
-                for leaf, values in _columns(self._template, samples)
-            )
+            texts: list[tuple[Any, list[bytes]]] = []
+            for leaf, values in _columns(self._template, samples):
+                if leaf.is_ragged:
+                    if not _are_all(values, leaf.made_of):
+                        return False
+                    texts.append((arrays[leaf.name], _encoded(leaf, values)))
+                elif not _is_written(leaf, values, arrays[leaf.name][first : first + len(samples)]):
+                    return False
+            # What is written to a ragged field uses its room up, so they come when all else has been written.
+            return not self._has_texts or self._are_put(first, len(samples), texts)
         except FAILURES:  # which one is to blame turns out when they are written one by one
             return False
+
+    def _are_put(self, first: int, num_samples: int, texts: Sequence[tuple[Any, list[bytes]]]) -> bool:
+        """Write texts and bytes to their ragged fields. Return whether all had room."""
+        stops = [[*accumulate(map(len, values), initial=0)] for _, values in texts]
+        mean_bytes = sum(each[-1] for each in stops) // num_samples
+        num_in_budget = MAX_SAMPLES * _MAX_SAMPLE_BYTES // (mean_bytes + 1)
+        self.num_at_once = max(1, min(2 * self.num_at_once, MAX_SAMPLES, num_in_budget))
+        return all(
+            array.put_many(first, b"".join(values), np.array([ends[:-1], ends[1:]]).T.copy()).all()
+            for (array, values), ends in zip(texts, stops, strict=True)
+        )
 
 
 class _DiffersError(Exception):
@@ -87,9 +115,19 @@ def _are_all(values: Sequence[Any], name: str) -> bool:
     return len(set(map(type, values))) == 1 and class_of(values[0]) == name
 
 
+def _encoded(leaf: Leaf, values: Sequence[Any]) -> list[bytes]:
+    return [value.encode("utf-8", "surrogatepass") for value in values] if leaf.kind is LeafKind.TEXT else [*values]
+
+
 def _is_written(leaf: Leaf, values: Sequence[Any], out: NDArray[Any]) -> bool:
     """Write the values of a leaf to `out`, unless they are not all of its form; return whether they were."""
     first, kind = values[0], type(values[0])
+    if leaf.kind is LeafKind.NUMBER:
+        kinds = np.array([_KINDS[type(value)] for value in values])
+        ints = np.array([0 if type(value) is float else value for value in values], np.int64)
+        floats = np.array([value if type(value) is float else 0.0 for value in values])
+        out["kind"], out["bits"] = kinds, np.where(kinds == _KINDS[float], floats.view(np.int64), ints)
+        return True
     if leaf.is_number:
         if kind not in NUMBER_TYPES or not _are_all(values, class_of(first)) or _NUMBER_DTYPES[kind] != out.dtype:
             return False

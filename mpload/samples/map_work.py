@@ -11,7 +11,7 @@ from mpload.plan.batch_number import BatchNumber
 from mpload.plan.batching import Batching
 from mpload.samples.counts import DECODE_NS
 from mpload.samples.leaf_arrays import LeafWriter
-from mpload.samples.leaf_columns import MAX_SAMPLES, ColumnWriter, are_small
+from mpload.samples.leaf_columns import ColumnWriter, are_small
 from mpload.samples.parcel import pack
 from mpload.samples.sample_form import has_form
 from mpload.samples.seeded_dataset import SeededDataset
@@ -35,7 +35,7 @@ class MapWork:
 
     dataset: SeededDataset
     batching: Batching
-    _templates: dict[bytes, Any] = field(default_factory=dict, init=False)
+    _templates: dict[bytes, tuple[Any, ColumnWriter | None]] = field(default_factory=dict, init=False)
 
     def open(self, worker: int) -> None:
         """Prepare the dataset. It opens its own files."""
@@ -49,7 +49,8 @@ class MapWork:
         The first sample that fails is the last one made, and is made once: its batch is lost, as in a DataLoader.
         """
         number, counts = BatchNumber.of(task), report.tally.counts
-        writer = _Writer(None if report.layout is None else self._template(report.layout.meaning), arrays)
+        template, columns = (None, None) if report.layout is None else self._template(report.layout.meaning)
+        writer = _Writer(template, columns, arrays)
         made: list[Any] = []
         place, failure = first, None
         for place, sample_id in enumerate(self.batching.sample_ids(number, first, last).tolist(), first):
@@ -61,7 +62,7 @@ class MapWork:
                 failure = error
                 break  # those before it are written first, since the first failure ends a batch
             counts[DECODE_NS] += perf_counter_ns() - start_ns
-            if len(made) == writer.num_at_once:
+            if len(made) >= writer.num_at_once:
                 if not writer.write(place + 1 - len(made), made, report):
                     return
                 made.clear()
@@ -69,33 +70,39 @@ class MapWork:
         if writer.write(place - len(made), made, report) and failure is not None:
             report.failed(place, cause_of(failure), details_of(failure))
 
-    def _template(self, pickled: bytes) -> Any:
+    def _template(self, pickled: bytes) -> tuple[Any, ColumnWriter | None]:
+        """Return a template, with its writer of several samples at a time if they are small."""
         if pickled not in self._templates:
             # The bytes come from the parent, through the loader's own memory, so it is safe to unpickle them.
-            self._templates[pickled] = pickle.loads(pickled)  # noqa: S301
+            template = pickle.loads(pickled)  # noqa: S301
+            self._templates[pickled] = template, ColumnWriter(template) if are_small(template) else None
         return self._templates[pickled]
 
 
 class _Writer:
     """Writes samples into a slot: small ones several at a time, and those that differ from the template as parcels."""
 
-    def __init__(self, template: Any, arrays: Mapping[str, Any]) -> None:
+    def __init__(self, template: Any, columns: ColumnWriter | None, arrays: Mapping[str, Any]) -> None:
         self._template = template
-        self._parcels = arrays[PARCELS]
+        self._columns = columns
+        self._arrays = arrays
         self._leaves = None if template is None else LeafWriter(template, arrays)
-        self._columns = ColumnWriter(template, arrays) if template is not None and are_small(template) else None
-        self.num_at_once = 1 if self._columns is None else MAX_SAMPLES
+
+    @property
+    def num_at_once(self) -> int:
+        """Samples to write together next."""
+        return 1 if self._columns is None else self._columns.num_at_once
 
     def write(self, first: int, samples: list[Any], report: ChunkReport) -> bool:
         """Write the samples at place `first` and those after it. If one cannot be written, report it, return False."""
-        if self._columns is not None and samples and self._columns.store(first, samples):
+        if self._columns is not None and samples and self._columns.store(self._arrays, first, samples):
             return True
         for place, sample in enumerate(samples, first):
             if len(samples) > 1:
                 report.at(place)
             try:
                 if not self._is_stored(place, sample):
-                    pack(sample, lambda num_bytes, at=place: self._parcels.room(at, (num_bytes,)))  # type: ignore[misc]
+                    pack(sample, lambda num_bytes, at=place: self._arrays[PARCELS].room(at, (num_bytes,)))  # type: ignore[misc]
             except BaseException as error:  # noqa: BLE001  of a class of the user's
                 report.failed(place, cause_of(error), details_of(error))
                 return False

@@ -32,11 +32,16 @@ def batches_of(
 ) -> Iterator[tuple[int, Any]]:
     """Yield the number of samples and the batch of each batch; of each sample if `batch_size` is None."""
     iterator = _each(samples)
-    while taken := list(islice(iterator, batch_size or 1)):
-        if drop_last and batch_size is not None and len(taken) < batch_size:
-            return
+
+    def draw() -> tuple[int, Any] | None:
+        taken = list(islice(iterator, batch_size or 1))
+        if not taken or (drop_last and batch_size is not None and len(taken) < batch_size):
+            return None
         batch = taken[0] if batch_size is None else taken
-        yield len(taken), batch if collate is None else collate(batch)
+        return len(taken), batch if collate is None else collate(batch)
+
+    # Nothing here refers to a batch or to its samples while the next ones are made.
+    yield from iter(draw, None)
 
 
 def _each(samples: Iterable[Any]) -> Iterator[Any]:

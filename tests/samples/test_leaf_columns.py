@@ -13,8 +13,11 @@ from hypothesis import strategies as st
 from mpload.errors import ArgumentError
 from mpload.samples.leaf_arrays import LeafWriter
 from mpload.samples.leaf_columns import ColumnWriter, are_small
-from mpload.samples.leaves import leaves_of, template_of
+from mpload.samples.leaves import Leaf, leaves_of, marked, template_of
 from mpload.samples.sample_form import has_form
+from mpload.transport.ragged import RaggedArray
+from mpload.transport.slots import Field
+from tests.support.native import needs_native_lines
 
 Pair = namedtuple("Pair", "one other")  # noqa: PYI024  as users write it
 
@@ -23,7 +26,17 @@ class Own(torch.Tensor):
     pass
 
 
+class Lengths:
+    """A ragged array that has room for anything, and keeps nothing."""
+
+    def put_many(self, first: int, data: bytes, bounds: Any) -> Any:
+        assert first == 0
+        assert bounds[-1, 1] == len(data)
+        return np.full(len(bounds), fill_value=True)
+
+
 NUMBERS = st.sampled_from([True, False, 0, 7, -(1 << 63), (1 << 63) - 1, 1 << 63, 1 << 70, 0.5, float("nan"), 1e300])
+TEXTS = st.sampled_from(["", "a", "ü" * 40, "\ud800", "a" * 5000, np.str_("b"), b"", b"\0\xff", b"c" * 3000])
 SCALARS = st.sampled_from([np.float32(0.1), np.int64(-5), np.uint64((1 << 64) - 1), np.bool_(1), np.complex64(1j)])
 ARRAYS = st.sampled_from(
     [
@@ -56,7 +69,7 @@ TENSORS = st.sampled_from(
     ]
 )
 SAMPLES = st.recursive(
-    NUMBERS | SCALARS | ARRAYS | TENSORS,
+    NUMBERS | TEXTS | SCALARS | ARRAYS | TENSORS,
     lambda inner: st.one_of(
         st.lists(inner, max_size=2),
         st.tuples(inner, inner),
@@ -70,23 +83,49 @@ SAMPLES = st.recursive(
 
 
 def filled(template: Any, num_samples: int) -> dict[str, Any]:
-    return {leaf.name: np.full((num_samples, *leaf.shape), 1, leaf.dtype) for leaf in leaves_of(template)}
+    """Arrays of a slot, by the leaf's name, ready for the samples from number 1 on."""
+    return {leaf.name: _array(leaf, num_samples) for leaf in leaves_of(template)}
 
 
-@given(first=SAMPLES, others=st.lists(SAMPLES, max_size=2), copies=st.integers(1, 3))
-@example(first=(1, 2.0), others=[(1 << 63, 2.0)], copies=2)
-@example(first={"a": 1, "b": 2}, others=[{"b": 2, "a": 1}], copies=2)
-@example(first=np.arange(3), others=[np.arange(3, dtype=">i8")], copies=1)
-def test_samples_written_together_are_what_they_are_alone(first: Any, others: list[Any], copies: int) -> None:
+def _array(leaf: Leaf, num_samples: int) -> Any:
+    field = leaf.field(room_bytes=4096)
+    if isinstance(field, Field):
+        return np.full((num_samples, *field.shape), 1, field.dtype)
+    starts, shapes = np.zeros(num_samples, np.int64), np.zeros((num_samples, field.num_dims), np.int64)
+    array = RaggedArray(field, starts=starts, shapes=shapes, area=np.zeros(num_samples * field.room_bytes, np.uint8))
+    array.begin(1, num_samples)
+    return array
+
+
+def contents(array: Any) -> Any:
+    return array.tobytes() if isinstance(array, np.ndarray) else [value.tobytes() for value in array]
+
+
+def with_mixed_numbers(template: Any) -> Any:
+    return marked(template, set(), {leaf.number for leaf in leaves_of(template) if leaf.is_number})
+
+
+@given(first=SAMPLES, others=st.lists(SAMPLES, max_size=2), copies=st.integers(1, 3), is_mixed=st.booleans())
+@example(first=(1, 2.0), others=[(1 << 63, 2.0)], copies=2, is_mixed=False)
+@example(first=(1, 2.0), others=[(1 << 63, 2.0)], copies=2, is_mixed=True)
+@example(first={"a": 1, "b": 2}, others=[{"a": 0.5, "b": True}], copies=2, is_mixed=True)
+@example(first={"a": 1, "b": 2}, others=[{"b": 2, "a": 1}], copies=2, is_mixed=False)
+@example(first=np.arange(3), others=[np.arange(3, dtype=">i8")], copies=1, is_mixed=False)
+@example(first=("a", 1), others=[("bc", 1), ("", 2)], copies=2, is_mixed=False)
+def test_samples_written_together_are_what_they_are_alone(
+    first: Any, others: list[Any], copies: int, *, is_mixed: bool
+) -> None:
     try:
         template = template_of(first)
     except (ArgumentError, NotImplementedError):
         return
+    if is_mixed:
+        template = with_mixed_numbers(template)
     if not are_small(template):
         return
     for samples in ([first] * copies, [first] * copies + others):
         together = filled(template, len(samples) + 2)
-        if not ColumnWriter(template, together).store(1, samples):
+        if not ColumnWriter(template).store(together, 1, samples):
             continue
         alone = filled(template, len(samples) + 2)
         writer = LeafWriter(template, alone)
@@ -94,7 +133,7 @@ def test_samples_written_together_are_what_they_are_alone(first: Any, others: li
             assert has_form(template, sample)
             writer.store(place, sample)
         for name, array in alone.items():
-            assert array.tobytes() == together[name].tobytes()
+            assert contents(array) == contents(together[name])
 
 
 @pytest.mark.parametrize(
@@ -102,12 +141,13 @@ def test_samples_written_together_are_what_they_are_alone(first: Any, others: li
     [
         ((torch.zeros(4096), 1), False),
         ((torch.zeros(4000), 1), True),
-        ({"text": "a"}, False),
+        ({"text": "a"}, True),
+        ((torch.zeros(4096), "a"), False),
         (torch.zeros(3).bfloat16(), False),
         ([np.zeros(3), {"a": (1, 2.0)}], True),
     ],
 )
-def test_small_samples_of_arrays_and_numbers_are_written_together(sample: Any, *, expected: bool) -> None:
+def test_small_samples_are_written_together(sample: Any, *, expected: bool) -> None:
     assert are_small(template_of(sample)) is expected
 
 
@@ -119,8 +159,19 @@ def test_small_samples_of_arrays_and_numbers_are_written_together(sample: Any, *
         {"a": np.arange(3), "b": [np.float32(2), True]},
         Pair(torch.complex(torch.arange(3.0), torch.arange(3.0)).conj(), 0.5),
         np.asfortranarray(np.arange(12.0).reshape(3, 4)),
+        pytest.param({"text": "a" * 100, "bytes": b"", "id": 5}, marks=needs_native_lines),
     ],
 )
 def test_ordinary_samples_are_written_together(sample: Any) -> None:
-    template = template_of(sample)
-    assert ColumnWriter(template, filled(template, 4)).store(1, [sample] * 3)
+    for template in (template_of(sample), with_mixed_numbers(template_of(sample))):
+        assert ColumnWriter(template).store(filled(template, 4), 1, [sample] * 3)
+
+
+@pytest.mark.parametrize(("num_bytes", "expected"), [(0, 256), (100, 256), (100_000, 41), (10_000_000, 1)])
+def test_texts_are_held_until_they_take_four_mebibytes(num_bytes: int, expected: int) -> None:
+    template = template_of("a")
+    writer, array = ColumnWriter(template), Lengths()
+    for _ in range(10):
+        writer.store({"0": array}, 0, ["a" * num_bytes] * 2)
+    assert writer.num_at_once == expected
+    assert ColumnWriter(template_of(7)).num_at_once == 256
