@@ -73,9 +73,9 @@ def batch_of_leaves(template: Any, arrays: Mapping[str, Any]) -> Any:
         array = arrays[leaf.name]
         match leaf.kind:  # for text and bytes default_collate gives a tuple inside a sequence, else a list
             case LeafKind.TEXT:
-                return type(leaves)(value.tobytes().decode("utf-8", "surrogatepass") for value in array)
+                return type(leaves)(value.decode("utf-8", "surrogatepass") for value in _strings(array))
             case LeafKind.BYTES:
-                return type(leaves)(value.tobytes() for value in array)
+                return type(leaves)(_strings(array))
             case LeafKind.NUMBER if array.dtype.names:
                 return collate_on_cpu([_number(kind, bits) for kind, bits in array.tolist()])
             case LeafKind.ARRAY if isinstance(array, RaggedArray):
@@ -83,6 +83,12 @@ def batch_of_leaves(template: Any, arrays: Mapping[str, Any]) -> Any:
         return tensor_of_leaf(array, leaf)
 
     return collate([template], collate_fn_map={Leaf: batch_of})
+
+
+def _strings(array: Any) -> list[Any]:
+    """Return the values of texts or bytes. In an empty batch, these are an empty array."""
+    values: list[Any] = array.strings(None, as_text=False) if isinstance(array, RaggedArray) else []
+    return values
 
 
 def sample_of_leaves(template: Any, arrays: Mapping[str, Any], place: int) -> Any:

@@ -136,6 +136,7 @@ def _forms_of(pipeline: Pipeline, options: PoolOptions, *, batch_size: int, samp
                 dtype=value["dtype"],
                 num_dims=len(value["shape"]),
                 max_sample_bytes=room_bytes,
+                usual_shape=tuple(value["shape"]),
             )
             forms.append(Form(field=ragged, kind=Kind.VARIED))
     return forms
@@ -182,7 +183,12 @@ def fields_of(leaves: Sequence[Leaf], *, batch_size: int) -> tuple[Field | Ragge
     """Return the fields of a slot that hold the leaves of a template."""
     num_ragged = sum(leaf.is_ragged for leaf in leaves)
     room_bytes = sample_room_bytes(batch_size=batch_size, num_fields=num_ragged)
-    return tuple(leaf.field(room_bytes=room_bytes) for leaf in leaves) or (Field(name="nothing", dtype="uint8"),)
+    fields = (leaf.field(room_bytes=room_bytes) for leaf in leaves)
+    usual = (
+        replace(field, usual_shape=leaf.shape) if isinstance(field, RaggedField) and leaf.varies else field
+        for leaf, field in zip(leaves, fields, strict=True)
+    )
+    return tuple(usual) or (Field(name="nothing", dtype="uint8"),)
 
 
 def columns_of(

@@ -73,7 +73,9 @@ class RaggedArray:
     """The values of a ragged field in one slot: `values[i]` is a view of sample `i`'s array.
 
     A worker writes the samples of its chunk one after another into the chunk's own part of the area, so different
-    processes can write chunks at the same time. A sample that was not written has the shape (0, ..., 0).
+    processes can write chunks at the same time. But a sample of the field's usual shape has a place of its own, after
+    all these parts and right after that of the sample before it. A sample that was not written has the shape
+    (0, ..., 0).
     """
 
     def __init__(
@@ -113,6 +115,12 @@ class RaggedArray:
         Raises:
             ArgumentError: it is larger than the field's `max_sample_bytes`, or has the wrong number of dimensions.
         """
+        if self._is_usual(shape):
+            usual_bytes = self.field.usual_bytes
+            num_samples = len(self._area) // (self.field.room_bytes + usual_bytes)
+            start = num_samples * self.field.room_bytes + sample * usual_bytes
+            self._starts[sample], self._shapes[sample], self._newest = start, shape, -1
+            return self[sample]
         num_bytes = math.prod(shape) * self._dtype.itemsize
         if len(shape) != self.field.num_dims:
             raise ArgumentError(f"field {self.field.name!r} has {self.field.num_dims} dimensions, got shape {shape}")
@@ -129,7 +137,12 @@ class RaggedArray:
 
     def fits(self, shape: Sequence[int]) -> bool:
         """Whether `room` has room for a sample of this shape."""
-        return math.prod(shape) * self._dtype.itemsize <= min(self.field.max_sample_bytes, len(self.unused))
+        return self._is_usual(shape) or math.prod(shape) * self._dtype.itemsize <= min(
+            self.field.max_sample_bytes, len(self.unused)
+        )
+
+    def _is_usual(self, shape: Sequence[int]) -> bool:
+        return self.field.usual_shape is not None and tuple(shape) == self.field.usual_shape
 
     @property
     def shapes(self) -> NDArray[np.int64]:
@@ -207,10 +220,10 @@ class RaggedArray:
         return [self[number].data for number in numbers]
 
     def stacked(self, kept: NDArray[np.int64] | None) -> NDArray[Any] | list[NDArray[Any]]:
-        """Return all samples, or those in `kept`: as one array, a copy, if all have one shape; else as a list.
+        """Return all samples, or those in `kept`: as one array if all have one shape, else as a list.
 
-        The list holds views of the slot. But small samples that differ only in length are copies, which the user may
-        keep without the slot.
+        The array is a view of the slot if they lie end to end, otherwise a copy. The list holds views. But small
+        samples that have one shape or differ only in length are copies, which the user may keep without the slot.
         """
         starts, shapes = self._starts, self._shapes
         if kept is not None:
@@ -219,6 +232,9 @@ class RaggedArray:
             return []
         first, sizes = shapes[0], shapes.prod(axis=1) * self._dtype.itemsize
         if (shapes == first).all():
+            step, num_bytes = int(sizes[0]), int(sizes.sum())
+            if num_bytes > len(starts) * _SMALL_BYTES and self._dtype.isnative and (np.diff(starts) == step).all():
+                return self._view(int(starts[0]), (len(starts), *first.tolist()))
             return self._copied(starts, shapes, sizes).reshape(len(starts), *first.tolist())
         if sizes.sum() <= len(starts) * _SMALL_BYTES and (shapes[:, 1:] == first[1:]).all():
             stops = [*accumulate(shapes[:, 0].tolist(), initial=0)]

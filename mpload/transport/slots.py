@@ -55,6 +55,11 @@ class RaggedField:
     """Whether the parent writes it, as part of the task; workers only read it."""
     is_whole: bool = False
     """Whether a batch has one value, at place 0, in place of one for each sample. It is written last."""
+    usual_shape: tuple[int, ...] | None = None
+    """A shape that most samples may have. Those that do lie end to end, so that they need not be copied to be stacked.
+
+    None if no shape is likelier than others.
+    """
 
     def __post_init__(self) -> None:
         if self.num_dims < 1:
@@ -67,8 +72,13 @@ class RaggedField:
 
     @property
     def room_bytes(self) -> int:
-        """Address space that a slot reserves for each sample."""
+        """Address space that a slot reserves for each sample that has another shape than the usual one."""
         return round_up(self.max_sample_bytes, ALIGN_BYTES)
+
+    @property
+    def usual_bytes(self) -> int:
+        """Size of a sample of the usual shape; 0 if there is none."""
+        return 0 if self.usual_shape is None else math.prod(self.usual_shape) * np.dtype(self.dtype).itemsize
 
 
 def _plain_dtype(name: str, dtype: DTypeLike) -> np.dtype[np.generic]:
@@ -104,9 +114,10 @@ class SlotLayout:
     meaning: bytes = field(default=b"", repr=False)
     """What the fields stand for. Only the work and the parent know how to read it."""
     parts: dict[str, tuple[Part, ...]] = field(init=False, repr=False, compare=False)
-    """By field: its array. A ragged field has three: starts int64 [B], shapes int64 [B, num_dims], uint8 [B * room].
+    """By field: its array. A ragged field has three: starts int64 [B], shapes int64 [B, num_dims], uint8 [num_bytes].
 
-    If it is whole, B is 1.
+    If it is whole, B is 1. Of its bytes, the first B * room are for samples of any shape, the others for those of the
+    usual shape.
     """
     fixed_bytes: int = field(init=False)
     """Size of the whole pages at the start of a slot that hold all fields of fixed shape; 0 if there are none."""
@@ -140,4 +151,4 @@ def _arrays(each: Field | RaggedField, num_samples: int) -> Iterable[tuple[tuple
         num_values = 1 if each.is_whole else num_samples
         yield (num_values,), np.dtype(np.int64)
         yield (num_values, each.num_dims), np.dtype(np.int64)
-        yield (num_values * each.room_bytes,), np.dtype(np.uint8)
+        yield (num_values * (each.room_bytes + each.usual_bytes),), np.dtype(np.uint8)

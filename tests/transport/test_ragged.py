@@ -101,6 +101,53 @@ def test_small_samples_are_copied_out_of_their_slot_and_large_ones_are_views(num
     assert [np.shares_memory(value, array.area) for value in found] == [num_bytes > 1024] * 2
 
 
+SHAPES = st.sampled_from([(2, 400), (3, 400), (0, 400), (2, 0)])
+
+
+@given(
+    shapes=st.lists(SHAPES, min_size=6, max_size=6) | st.builds(lambda shape: [shape] * 6, SHAPES),
+    order=st.permutations(range(6)),
+    again=st.lists(st.integers(0, 5), max_size=3),
+    kept=st.none() | st.lists(st.integers(0, 5)),
+)
+def test_samples_of_the_usual_shape_are_stacked_without_a_copy(
+    shapes: list[tuple[int, int]], order: list[int], again: list[int], kept: list[int] | None
+) -> None:
+    field = RaggedField(name="pixels", dtype="int16", num_dims=2, max_sample_bytes=9600, usual_shape=(2, 400))
+    array = SlotRing(num_slots=1, layout=SlotLayout(num_samples=6, fields=(field,))).lend(0, 6)["pixels"]
+    array.begin(0, 4)  # two chunks, as two workers fill them
+    values = [np.full(shape, place, np.int16) for place, shape in enumerate(shapes)]
+    for place in sorted(order, key=lambda place: place >= 4):
+        if place >= 4 and not array.shapes[4:].any():
+            array.begin(4, 6)
+        array.put(place, values[place])
+        if place in again:  # it has failed, and is made again
+            array.put(place, np.ones((1, 400), np.int16))
+            array.put(place, values[place])
+    chosen = values if kept is None else [values[place] for place in kept]
+    found = array.stacked(None if kept is None else np.array(kept, np.int64))
+    assert len(found) == len(chosen)
+    assert all(map(np.array_equal, found, chosen))
+    assert all(map(np.array_equal, array.copy(), values))
+    assert all(map(np.array_equal, array, values))
+    if shapes == [(2, 400)] * 6 and kept is None:
+        assert np.shares_memory(found, array.area)
+        assert array.copy().stacked(None).shape == (6, 2, 400)
+
+
+def test_samples_of_the_usual_shape_leave_the_room_of_others() -> None:
+    field = RaggedField(name="pixels", max_sample_bytes=64, usual_shape=(100,))
+    array = SlotRing(num_slots=1, layout=SlotLayout(num_samples=3, fields=(field,))).lend(0, 3)["pixels"]
+    array.begin(0, 3)
+    assert array.fits((100,))
+    assert not array.fits((65,))
+    for place in range(3):
+        array.put(place, bytes([place]) * 100)
+    assert array.has_room(3)
+    array.put(1, b"\7" * 64)
+    assert [value.tobytes() for value in array] == [b"\0" * 100, b"\7" * 64, b"\2" * 100]
+
+
 def test_room_is_counted_in_samples_of_the_greatest_size() -> None:
     array = new_array()
     assert array.has_room(NUM_SAMPLES)
