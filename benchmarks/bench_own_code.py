@@ -13,7 +13,8 @@ with `MALLOC_TRIM_THRESHOLD_` and `MALLOC_MMAP_THRESHOLD_` in the environment.
 
 The loaders take turns in random order, each in its own process. Their first epoch is checked and not timed. Page faults
 are the minor ones of all workers: for each, the kernel clears 4 KiB of memory. `worker_uss_bytes` is the private memory
-of the largest worker after the last turn. Records: benchmarks/records/own_code.jsonl.
+of the largest worker after the last turn. `training_process_ms_per_batch` is the CPU time of the process that iterates:
+what all workers together need there limits how many of them are of use. Records: benchmarks/records/own_code.jsonl.
 """
 
 import argparse
@@ -204,6 +205,7 @@ def compare(case: str, folder: Path, *, num_rounds: int) -> dict[str, dict[str, 
         name: {
             "samples_per_second": [round(each.samples_per_second, 1) for each in turns[name]],
             "cpu_us": round(medians(turns[name]).cpu_us),
+            "training_process_ms_per_batch": round(medians(turns[name]).own_cpu_ms, 2),
             "page_faults_per_sample": round(faults[name] / num_rounds / num_samples, 1),
             "worker_uss_bytes": largest[name],
         }

@@ -222,7 +222,7 @@ class WorkerTraceback(MploadError, RuntimeError):  # noqa: N818  it is a traceba
 
 
 _FOLDER = f"{Path(__file__).parent}/"
-_BETWEEN = {"contextlib", "functools", "mpload", "runpy", "threading"}
+_BETWEEN = {"concurrent", "contextlib", "functools", "mpload", "runpy", "threading", "typing"}
 """Packages whose code may lie between a warning and the line of the user's that led to it."""
 
 

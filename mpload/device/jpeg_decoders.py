@@ -2,8 +2,9 @@
 
 import importlib
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, Protocol
 
 import numpy as np
@@ -97,7 +98,7 @@ class EngineDecoder:
         except RuntimeError as error:
             _warn_of_none(len(streams), error)
             return [None for _ in streams]
-        if streams and all(image is None for image in images):  # as it says that it is out of memory
+        if streams and all(image is None for image in images):  # it does not tell when it lacks memory
             _warn_of_none(len(streams), "nvImageCodec does not say why")
         if all(image is not None for image in images):
             self._memory = [*images, *memory[len(images) :]]
@@ -139,7 +140,7 @@ class TorchvisionDecoder:
 
     def _decode(self, encoded: list[torch.Tensor]) -> list[torch.Tensor]:
         # torchvision writes to new tensors on a stream of its own. The current stream might fill them later than that.
-        with _without_filling():
+        with _without_filling:
             return self._decode_all(encoded)
 
     def _decode_all(self, encoded: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -152,16 +153,34 @@ class TorchvisionDecoder:
             return None
 
 
-@contextmanager
-def _without_filling() -> Iterator[None]:
-    """Let `torch.use_deterministic_algorithms(True)` fill no new tensors within this context, in any thread."""
-    deterministic: Any = torch.utils.deterministic
-    before = deterministic.fill_uninitialized_memory
-    deterministic.fill_uninitialized_memory = False
-    try:
-        yield
-    finally:
-        deterministic.fill_uninitialized_memory = before
+class _WithoutFilling:
+    """Lets `torch.use_deterministic_algorithms(True)` fill no new tensors within this context, in any thread.
+
+    Several threads may be within it. The last one that leaves it restores what the first one found.
+    """
+
+    def __init__(self) -> None:
+        self._changing = threading.Lock()
+        self._num_inside = 0
+        self._before = False
+
+    def __enter__(self) -> None:
+        deterministic: Any = torch.utils.deterministic
+        with self._changing:
+            if not self._num_inside:
+                self._before = deterministic.fill_uninitialized_memory
+                deterministic.fill_uninitialized_memory = False
+            self._num_inside += 1
+
+    def __exit__(self, *_: object) -> None:
+        deterministic: Any = torch.utils.deterministic
+        with self._changing:
+            self._num_inside -= 1
+            if not self._num_inside:
+                deterministic.fill_uninitialized_memory = self._before
+
+
+_without_filling = _WithoutFilling()
 
 
 def _warn_of_none(num_files: int, why: object) -> None:

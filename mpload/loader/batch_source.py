@@ -12,7 +12,7 @@ from mpload.errors import TooManyBadSamples, cause_of
 from mpload.loader.default_batches import collate_on_cpu, convert_on_cpu
 from mpload.loader.epochs import Epoch
 from mpload.loader.map_run import MapRun
-from mpload.loader.planned import num_tasks, warn_if_all_is_dropped
+from mpload.loader.planned import BATCHES_AHEAD, num_tasks, warn_if_all_is_dropped
 from mpload.loader.sample_errors import error_of_failure, sample_error
 from mpload.plan.batch_number import NUM_NUMBERS, BatchNumber
 from mpload.samples.batch_work import ASKED, BATCH, BadItem, BatchFailedError, BatchWork, Wanted, without
@@ -27,8 +27,6 @@ from mpload.transport.ragged import sample_room_bytes
 from mpload.transport.slots import Field, RaggedField
 
 __all__ = ["BatchSource"]
-
-_BATCHES_AHEAD = 2
 
 
 class BatchSource:
@@ -74,7 +72,7 @@ class BatchSource:
         self.name = run.name
         self.batch_size = run.batch_size
         self.slot_samples = 1
-        self.samples_ahead = batches_ahead or _BATCHES_AHEAD
+        self.samples_ahead = self.batches_ahead = batches_ahead or BATCHES_AHEAD
         self.samples_announced = 0
         self.epochs = run.epochs
         self.facts = run.facts

@@ -146,7 +146,7 @@ class Engine:
             self.pool.num_workers = wanted
             self.pool.announce_up_to(self._source.samples_announced * wanted)
             depth = min(self.pool.ring.num_slots, _depth(wanted, self._source))
-            self.governor.resize(depth, least_depth=_least_depth(wanted))
+            self.governor.resize(depth, least_depth=_least_depth(wanted, self._source))
 
     def note_layout(self) -> None:
         """Take the size of slots into account as soon as the first batches have shown what is in them."""
@@ -166,7 +166,7 @@ class Engine:
             budget_bytes=self._budget.total_bytes,
             slot_bytes=self._slot_bytes or None,
             first_depth=first_depth,
-            least_depth=_least_depth(self.pool.num_workers),
+            least_depth=_least_depth(self.pool.num_workers, self._source),
             cache=self._source.cache_in_memory,
         )
 
@@ -197,6 +197,6 @@ def _depth(num_workers: int, source: Source) -> int:
     return MIN_SLOTS + -(-source.samples_ahead * num_workers // source.slot_samples)
 
 
-def _least_depth(num_workers: int) -> int:
-    """Return how many batches to make ahead however large they are: two for each worker, as in a DataLoader."""
-    return MIN_SLOTS + 2 * num_workers
+def _least_depth(num_workers: int, source: Source) -> int:
+    """Return how many batches to make ahead however large they are."""
+    return MIN_SLOTS + source.batches_ahead * num_workers

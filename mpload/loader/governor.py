@@ -31,9 +31,9 @@ _CALM_STALLED_FRACTION = 0.05
 _PATIENCE_CHECKS = 5
 _MAX_PATIENCE_CHECKS = 60
 _FIRST_DEPTH = 3
+"""The least number of batches in flight at first when the size of a slot is not known and has to be measured."""
 _AHEAD_BYTES = 256 * MIB
 """Batches made ahead take no more, except for the least number that keeps all workers busy."""
-"""The least number of batches in flight at first when the size of a slot is not known and has to be measured."""
 
 
 class GovernedRing(Protocol):
@@ -183,7 +183,8 @@ class Governor:
             budget_bytes: memory for its slots and processes together.
             slot_bytes: memory that a slot uses; None measures it, for values of varying shape.
             first_depth: batches in flight until it has been measured, if more than three.
-            least_depth: batches in flight that are never too large, if memory is not short; None means the maximum.
+            least_depth: how many batches may be in flight however large they are, unless memory is short; None means
+                the maximum.
             cache: a cache in memory, whose bytes count as used.
             read_memory: returns the current memory of the machine; None uses a `MemoryGauge`.
             monotonic: the clock.
@@ -272,7 +273,8 @@ class Governor:
         if self._state is None:
             self._state = GovernorState(depth=fitting_depth(readings, max_depth=max_depth))
         else:
-            self._state = decide(readings, self._state, max_depth=max_depth)
+            # Batches turned out to be larger than before: this is no sign that memory is short.
+            self._state = decide(readings, replace(self._state, depth=before), max_depth=max_depth)
         depth = self._governed.depth = self._state.depth
         if depth < self._max_depth and readings.used_slots_bytes > (depth + readings.num_lent) * readings.slot_bytes:
             self._governed.ring.drop_free_memory()
@@ -282,7 +284,7 @@ class Governor:
                 warn(_shrink_warning(readings, before, depth))
 
     def _reasonable_depth(self, slot_bytes: int) -> int:
-        """Return the maximum for batches of this size."""
+        """Return how many batches of this size may be in flight, unless memory is short."""
         return min(self._max_depth, max(self._least_depth, _AHEAD_BYTES // max(1, slot_bytes)))
 
     def _relieved(self, readings: Readings) -> Readings:

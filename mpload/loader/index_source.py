@@ -33,7 +33,14 @@ from mpload.loader.epochs import Epoch
 from mpload.loader.forms import Form, fields_of, forms_of, template_of_columns
 from mpload.loader.index_run import IndexRun
 from mpload.loader.index_runs import IndexRuns
-from mpload.loader.planned import SAMPLES_AHEAD, SAMPLES_ANNOUNCED, num_tasks, tasks, warn_if_all_is_dropped
+from mpload.loader.planned import (
+    BATCHES_AHEAD,
+    SAMPLES_AHEAD,
+    SAMPLES_ANNOUNCED,
+    num_tasks,
+    tasks,
+    warn_if_all_is_dropped,
+)
 from mpload.loader.presenting import SlotPresenter
 from mpload.loader.row_groups import row_group_bytes
 from mpload.loader.sample_errors import error_of_failure, sample_error
@@ -88,7 +95,7 @@ class IndexSource:
         """Whether workers call the user's callable."""
         self.name = run.name
         self.batch_size = self.slot_samples = run.batch_size
-        self.samples_ahead = SAMPLES_AHEAD
+        self.samples_ahead, self.batches_ahead = SAMPLES_AHEAD, BATCHES_AHEAD
         self.epochs = runs.epochs
         self.set_epoch = run.set_epoch
         self.state_after = runs.state_after

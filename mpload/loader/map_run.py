@@ -230,7 +230,7 @@ class SampledRun:
 
     def _warn_if_all_is_dropped(self) -> None:
         """Warn of an epoch without a batch, if `drop_last` is the likely reason."""
-        if not isinstance(self._batches, BatchSampler) or not self._batches.drop_last:
+        if type(self._batches) is not BatchSampler or not self._batches.drop_last:
             return
         num_samples = _length(self._batches.sampler)
         if num_samples != 0:
@@ -302,7 +302,7 @@ def _length(sampler: Any) -> int | None:
     """Return the length of a sampler; None if it has none."""
     try:
         return len(sampler) if isinstance(sampler, Sized) else None
-    except TypeError:  # of a sampler inside a sampler
+    except (NotImplementedError, TypeError):  # of a sampler inside a sampler
         return None
 
 

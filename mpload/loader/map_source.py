@@ -14,7 +14,7 @@ from mpload.loader.default_batches import batch_of_leaves, batch_of_samples, sam
 from mpload.loader.epochs import Epoch
 from mpload.loader.learned_form import LearnedForm
 from mpload.loader.map_run import PlannedRun
-from mpload.loader.planned import SAMPLES_AHEAD, num_tasks, tasks, warn_if_all_is_dropped
+from mpload.loader.planned import BATCHES_AHEAD, SAMPLES_AHEAD, num_tasks, tasks, warn_if_all_is_dropped
 from mpload.loader.sample_errors import error_of_failure, sample_error
 from mpload.plan.batch_number import BatchNumber
 from mpload.samples.counts import DECODE_NS
@@ -40,7 +40,7 @@ class MapSource:
         self._form = LearnedForm(batch_size=run.batching.batch_size)
         self.name = run.name
         self.batch_size = self.slot_samples = run.batching.batch_size
-        self.samples_ahead = SAMPLES_AHEAD
+        self.samples_ahead, self.batches_ahead = SAMPLES_AHEAD, BATCHES_AHEAD
         self.samples_announced = 0
         self.epochs = run.epochs
         self.facts = run.facts

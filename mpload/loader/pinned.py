@@ -27,7 +27,16 @@ def pin_of(*, is_wanted: bool) -> Callable[[Any], Any] | None:
 
 
 def _pinned(batch: Any) -> Any:
-    return pin_memory(map_leaves(batch, _AsItIs, is_leaf=lambda value: isinstance(value, memoryview)))  # type: ignore[no-untyped-call]
+    if _holds_files(batch):
+        batch = map_leaves(batch, _AsItIs, is_leaf=lambda value: isinstance(value, memoryview))
+    return pin_memory(batch)  # type: ignore[no-untyped-call]
+
+
+def _holds_files(value: Any) -> bool:
+    """Return whether a batch holds files for `GpuDecode`, in containers as mpload makes them."""
+    if type(value) in {list, tuple}:
+        return any(map(_holds_files, value))
+    return any(map(_holds_files, value.values())) if type(value) is dict else isinstance(value, memoryview)
 
 
 class _AsItIs:

@@ -12,10 +12,22 @@ from mpload.transport.batches import BatchTask
 from mpload.transport.slots import SlotLayout
 from mpload.units import format_counted
 
-__all__ = ["NO_BATCH", "SAMPLES_AHEAD", "SAMPLES_ANNOUNCED", "is_batch", "num_tasks", "tasks", "warn_if_all_is_dropped"]
+__all__ = [
+    "BATCHES_AHEAD",
+    "NO_BATCH",
+    "SAMPLES_AHEAD",
+    "SAMPLES_ANNOUNCED",
+    "is_batch",
+    "num_tasks",
+    "tasks",
+    "warn_if_all_is_dropped",
+]
 
 NO_BATCH: Final = object()
 """What a source presents for a task that turned out to have no batch. The loader leaves it out."""
+
+BATCHES_AHEAD = 2
+"""Batches in flight per worker, however large they are. A DataLoader has as many."""
 
 SAMPLES_AHEAD = 64
 """Samples in flight per worker, so that no worker waits for the consumer."""

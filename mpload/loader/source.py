@@ -61,6 +61,11 @@ class Source(Protocol):
         ...
 
     @property
+    def batches_ahead(self) -> int:
+        """Batches in flight per worker that are made however large they are, unless memory is short."""
+        ...
+
+    @property
     def samples_announced(self) -> int:
         """Further samples per worker that workers know of, so that they can read ahead. They take no slots."""
         ...

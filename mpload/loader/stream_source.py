@@ -12,7 +12,7 @@ from mpload.loader.changes import Watch
 from mpload.loader.default_batches import collate_on_cpu, convert_on_cpu
 from mpload.loader.epochs import Epoch, EpochTable
 from mpload.loader.map_options import MapOptions
-from mpload.loader.planned import NO_BATCH
+from mpload.loader.planned import BATCHES_AHEAD, NO_BATCH
 from mpload.loader.sample_errors import error_of_failure
 from mpload.plan.batch_number import BatchNumber
 from mpload.plan.plan import Plan, Tail
@@ -30,8 +30,6 @@ from mpload.transport.slots import Field, RaggedField
 
 __all__ = ["StreamSource"]
 
-_BATCHES_AHEAD = 2
-
 
 class StreamSource:
     """The batches of an iterable dataset. Each worker iterates over a copy of its own.
@@ -48,7 +46,7 @@ class StreamSource:
         self.batch_size = options.batch_size
         self._batch_samples = options.batch_size or 1
         self.slot_samples = 1
-        self.samples_ahead = options.prefetch_factor or _BATCHES_AHEAD
+        self.samples_ahead = self.batches_ahead = options.prefetch_factor or BATCHES_AHEAD
         self.samples_announced = 0
         self.epochs = EpochTable(seed=seed, topology=Topology())
         self.cache_in_memory = None
@@ -68,7 +66,7 @@ class StreamSource:
             dataset=seeded, batch_size=options.batch_size, drop_last=bool(options.drop_last), collate=self._collate
         )
         self._told_samples: int | None = None  # the length, once somebody has asked for it
-        self._num_received = 0
+        self._num_received = self._num_dropped = 0
         self._num_yielded = 0  # in the last epoch that had samples
         self._num_iterations = 0
         self._ended: set[int] = set()  # workers whose iterator is at its end
@@ -139,20 +137,25 @@ class StreamSource:
         options, dataset = self._options, self._dataset
         if is_data_pipe(dataset):
             dataset = shared_pipe(dataset, seed=epoch.seed, epoch=epoch.number)
+        dropped: list[int] = []
         batches = batches_of(
-            dataset, batch_size=options.batch_size, drop_last=bool(options.drop_last), collate=self._collate
+            dataset,
+            batch_size=options.batch_size,
+            drop_last=bool(options.drop_last),
+            collate=self._collate,
+            on_dropped=dropped.append,
         )
         is_empty = True
         for num_samples, batch in batches:
             is_empty = False
             self.made_here.add(Tally(num_samples=num_samples))
             yield self._converted(batch)
-        if is_empty:
-            self._warn_if_all_is_dropped(epoch)
+        if is_empty and dropped:
+            self._warn_that_all_is_dropped(epoch)
 
     def tasks(self, epoch: Epoch) -> Iterator[BatchTask]:
         """Yield tasks until `present` has seen the end of each worker's iterator."""
-        self._num_received = 0
+        self._num_received = self._num_dropped = 0
         self._num_iterations += 1
         number = BatchNumber(
             seed=epoch.seed, epoch=epoch.number, start=self._num_iterations, batch=0, topology=Topology()
@@ -162,8 +165,8 @@ class StreamSource:
             yield BatchTask(numbers=number.numbers, num_samples=1, num_counted=self._batch_samples)
         if not self._num_received and self._num_yielded:
             self._warn_of_position(epoch)
-        elif not self._num_received:
-            self._warn_if_all_is_dropped(epoch)
+        elif not self._num_received and self._num_dropped:
+            self._warn_that_all_is_dropped(epoch)
         self._num_yielded = self._num_received or self._num_yielded
 
     def _warn_of_position(self, epoch: Epoch) -> None:
@@ -173,14 +176,14 @@ class StreamSource:
             "at the end. Let __iter__ begin anew, or make a new loader for each epoch"
         )
 
-    def _warn_if_all_is_dropped(self, epoch: Epoch) -> None:
-        """Warn of an epoch without a batch, if `drop_last` may be the reason."""
-        if self._options.drop_last:
-            each = f"each of the {self._num_workers} copies in the workers" if self._num_workers > 1 else "it"
-            warn(
-                f"{self.name}: epoch {epoch.number} has no batch: {each} yields fewer than {self._batch_samples} "
-                "samples, and drop_last=True drops them. Use smaller batches or fewer workers, or drop_last=False"
-            )
+    def _warn_that_all_is_dropped(self, epoch: Epoch) -> None:
+        each, fewer = "it", ""
+        if self._num_workers > 1:
+            each, fewer = f"each of the {self._num_workers} copies in the workers", " or fewer workers"
+        warn(
+            f"{self.name}: epoch {epoch.number} has no batch: {each} yields fewer than {self._batch_samples} "
+            f"samples, and drop_last=True drops them. Use smaller batches{fewer}, or drop_last=False"
+        )
 
     def present(self, epoch: Epoch, filled: FilledBatch) -> Any:
         """Return a batch made by the workers."""
@@ -190,6 +193,7 @@ class StreamSource:
         drawn: Drawn = unpack(filled.arrays[BATCH][0])
         if not drawn.num_samples:
             self._ended.add(drawn.worker)
+            self._num_dropped += drawn.num_dropped
             return NO_BATCH
         self._num_received += drawn.num_samples
         if self._told_samples is not None and self._num_received > self._told_samples:

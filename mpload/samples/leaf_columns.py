@@ -14,18 +14,20 @@ from mpload.samples.leaves import NUMBER_TYPES, Leaf, LeafKind, as_array, class_
 __all__ = ["MAX_SAMPLES", "ColumnWriter", "are_small"]
 
 MAX_SAMPLES = 256
-"""Samples that are written at a time, at most: those before them need their memory until then."""
+"""Samples that are written at a time, at most. They stay in memory until then."""
 _MAX_SAMPLE_BYTES = 16 << 10
-"""Of a larger sample, what its values cost weighs more than what it costs to write it alone."""
+"""To write larger samples together saves little: most of the time is needed to copy their values."""
+_NUM_WATCHED = 8
+"""First samples that are written one by one, to see whether the dataset uses its memory again for each."""
 _MAX_INT = (1 << 63) - 1
 _NUMBER_DTYPES = dict(zip(NUMBER_TYPES, map(np.dtype, (np.bool_, np.int64, np.float64)), strict=True))
 _KINDS = {kind: number for number, kind in enumerate(NUMBER_TYPES)}
 
 
 def are_small(template: Any) -> bool:
-    """Return whether samples of this template may be worth writing several at a time, and can be.
+    """Return whether samples of this template can be written several at a time, and whether that may be faster.
 
-    Texts and bytes count as nothing, since their sizes are unknown.
+    The sizes of texts and bytes are unknown, so these do not count.
     """
     leaves = leaves_of(template)
     if any(leaf.varies or leaf.torch_dtype or leaf.kind in {LeafKind.LIST, LeafKind.OBJECT} for leaf in leaves):
@@ -36,6 +38,10 @@ def are_small(template: Any) -> bool:
 class ColumnWriter:
     """Writes samples into the arrays of slots, for a template whose samples are small.
 
+    Some datasets return the same array again and again, with other values each time. Then each sample must be written
+    before the next one is made. So the first samples are written alone, while those before them are kept: if two of
+    them lie in the same memory, all are written alone.
+
     Args:
         template: the template of the samples.
     """
@@ -43,8 +49,18 @@ class ColumnWriter:
     def __init__(self, template: Any) -> None:
         self._template = template
         self._has_texts = any(leaf.is_ragged for leaf in leaves_of(template))
-        self.num_at_once = 1 if self._has_texts else MAX_SAMPLES
-        """Samples to write next. It grows as long as their texts are short."""
+        self._num_allowed = 1 if self._has_texts else MAX_SAMPLES
+        """Grows as long as texts are short."""
+        self._uses_memory_again: bool | None = None
+        """Whether the dataset does; None while the first samples are watched."""
+        self._watched: list[Any] = []
+        self._addresses: set[int] = set()
+        """Where these lie."""
+
+    @property
+    def num_at_once(self) -> int:
+        """Samples to write next."""
+        return self._num_allowed if self._uses_memory_again is False else 1
 
     def store(self, arrays: Mapping[str, Any], first: int, samples: Sequence[Any]) -> bool:
         """Write the samples at place `first` and those after it.
@@ -59,6 +75,8 @@ class ColumnWriter:
             template, and their places may hold anything.
         """
         try:
+            if self._uses_memory_again is None:
+                self._watch(samples[0])
             texts: list[tuple[Any, list[bytes]]] = []
             for leaf, values in _columns(self._template, samples):
                 if leaf.is_ragged:
@@ -72,16 +90,44 @@ class ColumnWriter:
         except FAILURES:  # which one is to blame turns out when they are written one by one
             return False
 
+    def _watch(self, sample: Any) -> None:
+        """Compare one of the first samples with those before it."""
+        addresses = set(_addresses(sample))
+        if addresses & self._addresses:
+            self._uses_memory_again = True
+        else:
+            self._addresses |= addresses
+            self._watched.append(sample)  # else its memory would be free for the next one
+            if len(self._watched) < _NUM_WATCHED:
+                return
+            self._uses_memory_again = False
+        self._watched.clear()
+        self._addresses.clear()
+
     def _are_put(self, first: int, num_samples: int, texts: Sequence[tuple[Any, list[bytes]]]) -> bool:
         """Write texts and bytes to their ragged fields. Return whether all had room."""
         stops = [[*accumulate(map(len, values), initial=0)] for _, values in texts]
         mean_bytes = sum(each[-1] for each in stops) // num_samples
         num_in_budget = MAX_SAMPLES * _MAX_SAMPLE_BYTES // (mean_bytes + 1)
-        self.num_at_once = max(1, min(2 * self.num_at_once, MAX_SAMPLES, num_in_budget))
+        self._num_allowed = max(1, min(2 * self._num_allowed, MAX_SAMPLES, num_in_budget))
         return all(
             array.put_many(first, b"".join(values), np.array([ends[:-1], ends[1:]]).T.copy()).all()
             for (array, values), ends in zip(texts, stops, strict=True)
         )
+
+
+def _addresses(sample: Any) -> Iterator[int]:
+    """Yield the address of each container and array in a sample that can be changed."""
+    torch = sys.modules.get("torch")
+    if isinstance(sample, dict | list | tuple):
+        if not isinstance(sample, tuple):
+            yield id(sample)
+        for value in sample.values() if isinstance(sample, dict) else sample:
+            yield from _addresses(value)
+    elif type(sample) is np.ndarray and sample.size:
+        yield sample.__array_interface__["data"][0]
+    elif torch is not None and type(sample) is torch.Tensor and sample.numel():
+        yield sample.data_ptr()
 
 
 class _DiffersError(Exception):

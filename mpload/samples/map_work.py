@@ -46,7 +46,8 @@ class MapWork:
     ) -> None:
         """Make samples `first` to `last` (exclusive) of the batch `task`; `__getitem__` is timed as decoding.
 
-        The first sample that fails is the last one made, and is made once: its batch is lost, as in a DataLoader.
+        The first sample that fails ends the batch, as in a DataLoader. Small samples are written several at a time, so
+        one that cannot be written may be noticed only after later ones were made.
         """
         number, counts = BatchNumber.of(task), report.tally.counts
         template, columns = (None, None) if report.layout is None else self._template(report.layout.meaning)
@@ -103,7 +104,7 @@ class _Writer:
             try:
                 if not self._is_stored(place, sample):
                     pack(sample, lambda num_bytes, at=place: self._arrays[PARCELS].room(at, (num_bytes,)))  # type: ignore[misc]
-            except BaseException as error:  # noqa: BLE001  of a class of the user's
+            except BaseException as error:  # noqa: BLE001  the sample's class is the user's
                 report.failed(place, cause_of(error), details_of(error))
                 return False
         return True

@@ -72,7 +72,6 @@ class SeededDataset:
     """By the identity of the code that holds them."""
 
     def __post_init__(self) -> None:
-        self._draws = not _is_of_tensors(self.dataset)
         load_opencv()  # its generator is seeded; workers that are forked from this process share its memory
 
     def __getstate__(self) -> dict[str, Any]:
@@ -85,6 +84,7 @@ class SeededDataset:
     def open(self, worker: int) -> None:
         """Prepare worker number `worker`."""
         self._worker = worker
+        self._draws = not _is_of_tensors(self.dataset)
         if worker == 0:
             warn_of_copies()
         self._announce(self._info())
@@ -135,6 +135,7 @@ class SeededDataset:
     @contextmanager
     def kept_generators(self) -> Iterator[None]:
         """Restore all generators of this process afterwards, so that making a sample does not affect the script's."""
+        self._draws = not _is_of_tensors(self.dataset)  # the user may have changed it since the last batch
         torch = sys.modules.get("torch")
         states = random.getstate(), np.random.get_state(), torch and torch.get_rng_state()  # noqa: NPY002
         try:
@@ -158,7 +159,7 @@ class SeededDataset:
         while True:
             if is_held := held.are_seeded():
                 rng = self._rng.for_sample(key, stream=stream)
-                words = rng.integers(0, 1 << 32, size=3).tolist()  # the same
+                words = rng.integers(0, 1 << 32, size=3).tolist()  # the same numbers
             else:
                 words = self._rng.words_for(key, stream=stream)
             random.seed(words[0])

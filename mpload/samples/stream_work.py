@@ -25,20 +25,36 @@ class Drawn:
     num_samples: int
     """0 if the worker's iterator is at its end."""
     batch: Any = None
+    num_dropped: int = 0
+    """Samples that were too few for the last batch."""
 
 
 def batches_of(
-    samples: Iterable[Any], *, batch_size: int | None, drop_last: bool, collate: Callable[[Any], Any] | None
+    samples: Iterable[Any],
+    *,
+    batch_size: int | None,
+    drop_last: bool,
+    collate: Callable[[Any], Any] | None,
+    on_dropped: Callable[[int], object],
 ) -> Iterator[tuple[int, Any]]:
-    """Yield the number of samples and the batch of each batch; of each sample if `batch_size` is None."""
+    """Yield the number of samples and the batch of each batch; of each sample if `batch_size` is None.
+
+    `on_dropped` is called with the number of samples that `drop_last` drops.
+    """
     iterator = _each(samples)
 
     def draw() -> tuple[int, Any] | None:
         taken = list(islice(iterator, batch_size or 1))
-        if not taken or (drop_last and batch_size is not None and len(taken) < batch_size):
+        if taken and drop_last and batch_size is not None and len(taken) < batch_size:
+            on_dropped(len(taken))
+            return None
+        if not taken:
             return None
         batch = taken[0] if batch_size is None else taken
-        return len(taken), batch if collate is None else collate(batch)
+        try:
+            return len(taken), batch if collate is None else collate(batch)
+        except StopIteration as error:  # `iter` would take it for the end
+            raise RuntimeError("collate_fn raised StopIteration") from error
 
     # Nothing here refers to a batch or to its samples while the next ones are made.
     yield from iter(draw, None)
@@ -61,6 +77,7 @@ class StreamWork:
     drop_last: bool
     collate: Callable[[Any], Any] | None
     _worker: int = field(default=0, init=False)
+    _num_dropped: int = field(default=0, init=False)
     _epoch: tuple[int, int] | None = field(default=None, init=False)
     _batches: Iterator[tuple[int, Any]] = field(default_factory=lambda: iter(()), init=False)
 
@@ -99,11 +116,19 @@ class StreamWork:
                 samples = shared_pipe(
                     samples, seed=number.seed, epoch=number.epoch, worker=self._worker, num_workers=count
                 )
+            self._num_dropped = 0
             self._batches = batches_of(
-                samples, batch_size=self.batch_size, drop_last=self.drop_last, collate=self._collated
+                samples,
+                batch_size=self.batch_size,
+                drop_last=self.drop_last,
+                collate=self._collated,
+                on_dropped=self._note_dropped,
             )
         num_samples, batch = next(self._batches, (0, None))
-        return Drawn(worker=self._worker, num_samples=num_samples, batch=batch)
+        return Drawn(worker=self._worker, num_samples=num_samples, batch=batch, num_dropped=self._num_dropped)
+
+    def _note_dropped(self, num_samples: int) -> None:
+        self._num_dropped = num_samples
 
     def _collated(self, samples: Any) -> Any:
         if self.collate is None:

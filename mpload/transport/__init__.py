@@ -20,7 +20,7 @@ forking   the zygote as a fork of the parent, where that is safe
 interrupts  holds Ctrl-C back while something must not be left half done
 launch    the parent's side of the zygote
 settings  settings of libraries that workers get too
-hash_order  notices globals that depend on the order of a set, which is another one in workers
+hash_order  notices globals that depend on the order of a set, which differs in workers
 changed_code  notices modules that have changed on disk since they were imported
 pickling  pickles the work, with all that a script defines
 shared_tensors  tensors in shared memory stay shared with workers that are no forks

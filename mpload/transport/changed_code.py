@@ -40,11 +40,10 @@ def changed_files() -> list[str]:
         except OSError:
             continue
         now, spec = (facts.st_mtime_ns, facts.st_size), getattr(sys.modules.get(name), "__spec__", None)
-        before, loaded = _seen.setdefault(path, (now, spec))
-        if before != now:
-            _seen[path] = now, spec  # to be reported once
-            if spec is loaded:  # otherwise it was reloaded
-                changed.append(path)
+        before, loaded = _seen.get(path, (now, spec))
+        _seen[path] = now, spec  # so that each change is reported once
+        if before != now and spec is loaded:  # otherwise it was reloaded
+            changed.append(path)
     return changed
 
 

@@ -199,7 +199,7 @@ class ZygoteProcess:
         package_folder = str(Path(__file__).resolve().parents[2])
         paths = [package_folder, *filter(None, [os.environ.get("PYTHONPATH")])]
         environment = {**os.environ, **limits, "PYTHONPATH": os.pathsep.join(paths)}
-        if environment.get("PYTHONHASHSEED", "random") == "random":
+        if environment.get("PYTHONHASHSEED") in {None, "", "random"}:
             environment["PYTHONHASHSEED"] = _HASH_SEED
         with interrupts_held():
             self._process = subprocess.Popen(

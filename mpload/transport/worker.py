@@ -18,7 +18,7 @@ from mpload.transport.kernel import die_with_parent, prefer_for_oom_kill, set_pr
 from mpload.transport.messages import NOTICE, Answer, Failure, Tally, cause_of, details_of
 from mpload.transport.ragged import RaggedArray
 from mpload.transport.ring import SlotArrays, SlotRing, blank
-from mpload.transport.settings import Settings, apply_settings
+from mpload.transport.settings import Settings, apply_settings, apply_settings_for_imports
 from mpload.transport.slots import SlotLayout
 
 __all__ = [
@@ -155,8 +155,9 @@ class WorkerSetup:
             os.environ.pop(name, None)
             if value is not None:
                 os.environ[name] = value
-        apply_settings(self.settings)
+        apply_settings_for_imports(self.settings)
         work: Work = pickle.loads(self.work)  # noqa: S301  from the parent's own memory
+        apply_settings(self.settings)
         return work
 
 

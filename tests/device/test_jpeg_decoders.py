@@ -4,6 +4,7 @@ nvImageCodec needs a GPU, so a stand-in decodes here; tests/device/test_on_gpu.p
 """
 
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from enum import Enum, auto
@@ -188,4 +189,25 @@ def test_new_tensors_are_not_filled_while_torchvision_writes_to_them(files: list
 
     WholeImages(decode)(files[:2], BOXES[:2])
     assert seen == [False] * 3
+    assert deterministic.fill_uninitialized_memory
+
+
+def test_new_tensors_are_filled_again_when_the_last_of_several_threads_has_decoded(files: list[bytes]) -> None:
+    deterministic: Any = torch.utils.deterministic
+    both_decode, seen = threading.Barrier(2), list[bool]()
+
+    def decode(encoded: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        both_decode.wait(10)
+        if threading.current_thread() is not threading.main_thread():
+            other_is_done.wait(10)
+        seen.append(deterministic.fill_uninitialized_memory)
+        return [torch.empty(3, 100, 100, dtype=torch.uint8) for _ in encoded]
+
+    other_is_done = threading.Event()
+    other = threading.Thread(target=lambda: WholeImages(decode)(files[:1], BOXES[:1]))
+    other.start()
+    WholeImages(decode)(files[:1], BOXES[:1])
+    other_is_done.set()
+    other.join()
+    assert seen == [False, False]
     assert deterministic.fill_uninitialized_memory

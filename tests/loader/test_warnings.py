@@ -23,6 +23,19 @@ class Stream(IterableDataset[int]):
         return iter(range(self.num_samples))
 
 
+class OwnBatches(BatchSampler):
+    """Has no attributes of a `BatchSampler`, whose `__init__` was not called."""
+
+    def __init__(self) -> None:
+        pass
+
+    def __len__(self) -> int:
+        return 0
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter([])
+
+
 @pytest.mark.processes
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize(
@@ -55,9 +68,11 @@ def test_an_epoch_without_a_batch_is_warned_of(
         (range(8), {"sampler": SequentialSampler(range(8)), "batch_size": 8, "drop_last": True}),
         (range(7), {"batch_sampler": []}),
         (Stream(8), {"batch_size": 8, "drop_last": True}),
+        (Stream(0), {"batch_size": 8, "drop_last": True}),
+        (range(7), {"batch_sampler": OwnBatches()}),
         (Stream(0), {"batch_size": 8}),
     ],
-    ids=["empty sampler", "one batch", "no batches", "stream of a batch", "empty stream"],
+    ids=["empty sampler", "one batch", "no batches", "stream of a batch", "drops of nothing", "own", "empty stream"],
 )
 def test_nothing_is_warned_of_where_nothing_was_dropped(
     dataset: Any, options: dict[str, Any], num_workers: int

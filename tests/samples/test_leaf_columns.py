@@ -1,6 +1,7 @@
 """Samples that are written several at a time are in the slot what they are if they are written one by one."""
 
 from collections import OrderedDict, namedtuple
+from collections.abc import Callable
 from types import MappingProxyType
 from typing import Any
 
@@ -174,4 +175,25 @@ def test_texts_are_held_until_they_take_four_mebibytes(num_bytes: int, expected:
     for _ in range(10):
         writer.store({"0": array}, 0, ["a" * num_bytes] * 2)
     assert writer.num_at_once == expected
-    assert ColumnWriter(template_of(7)).num_at_once == 256
+
+
+@pytest.mark.parametrize("make", [lambda _: np.zeros(3), lambda _: torch.zeros(3), lambda number: {"number": number}])
+def test_samples_with_memory_of_their_own_are_written_together(make: Callable[[int], Any]) -> None:
+    template = template_of(make(0))
+    writer, arrays = ColumnWriter(template), filled(template, 9)
+    for number in range(8):
+        assert writer.num_at_once == 1
+        assert writer.store(arrays, number, [make(number)])
+    assert writer.num_at_once == 256
+
+
+ARRAY, TENSOR, LIST = np.zeros(3), torch.zeros(3), [1, 2]
+
+
+@pytest.mark.parametrize("make", [lambda: ARRAY[:], lambda: {"a": (TENSOR.view(3),)}, lambda: LIST])
+def test_samples_that_use_the_same_memory_again_are_written_alone(make: Callable[[], Any]) -> None:
+    template = template_of(make())
+    writer, arrays = ColumnWriter(template), filled(template, 9)
+    for _ in range(20):
+        assert writer.store(arrays, 1, [make()])
+        assert writer.num_at_once == 1

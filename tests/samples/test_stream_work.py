@@ -26,7 +26,7 @@ def test_a_batch_is_freed_before_the_next_one_is_drawn(collate: Callable[[Any], 
             yield sample
             del sample
 
-    batches = batches_of(dataset(), batch_size=4, drop_last=False, collate=collate)
+    batches = batches_of(dataset(), batch_size=4, drop_last=False, collate=collate, on_dropped=print)
     assert [next(batches)[0] for _ in range(3)] == [4, 4, 4]
     assert next(batches, None) is None
 
@@ -41,14 +41,16 @@ def test_samples_are_freed_as_soon_as_they_are_collated() -> None:
             yield sample
             del sample
 
-    batches = batches_of(dataset(), batch_size=2, drop_last=False, collate=len)
+    batches = batches_of(dataset(), batch_size=2, drop_last=False, collate=len, on_dropped=print)
     for _ in range(2):
         assert next(batches) == (2, 2)
         assert len(alive) == 1  # the dataset holds the last one itself
 
 
 def test_an_error_in_collate_ends_the_batches() -> None:
-    batches = batches_of(range(9), batch_size=3, drop_last=False, collate=lambda samples: 1 // (samples[0] - 3))
+    batches = batches_of(
+        range(9), batch_size=3, drop_last=False, collate=lambda samples: 1 // (samples[0] - 3), on_dropped=print
+    )
     assert next(batches) == (3, -1)
     with pytest.raises(ZeroDivisionError):
         next(batches)

@@ -54,6 +54,19 @@ def test_a_change_of_a_module_is_found_once(write: Write, tmp_path: Path) -> Non
     assert changed_files() == []
 
 
+def test_a_change_after_a_reload_is_found(write: Write, tmp_path: Path) -> None:
+    module = importlib.import_module(NAME)
+    assert changed_files() == []
+    for version in (1, 3):
+        write(version)
+        assert changed_files() == [str(tmp_path / f"{NAME}.py")]
+        importlib.reload(module)
+        assert changed_files() == []
+        write(version + 1)
+        importlib.reload(module)
+        assert changed_files() == []
+
+
 @pytest.mark.processes
 @pytest.mark.filterwarnings("default::mpload.errors.MploadWarning")
 def test_a_loader_warns_when_its_workers_start_again(write: Write) -> None:
