@@ -8,7 +8,16 @@ from served_rows import with_spread
 
 __all__ = ["OWN_CODE_HEADER", "own_code_rows"]
 
-OWN_CODE_HEADER = ["", "sizes", "loader", "samples/s", "ratio", "CPU µs a sample", "page faults a sample"]
+OWN_CODE_HEADER = [
+    "",
+    "sizes",
+    "loader",
+    "samples/s",
+    "ratio",
+    "CPU µs a sample",
+    "page faults a sample",
+    "training process, ms a batch",
+]
 
 
 def own_code_rows() -> list[list[str]]:
@@ -24,5 +33,6 @@ def own_code_rows() -> list[list[str]]:
             rates = figures["samples_per_second"]
             ratio = median(rate / mine for rate, mine in zip(rates, ours, strict=True))
             costs = [f"{figures['cpu_us']:,}", f"{figures['page_faults_per_sample']:.0f}"]
-            rows.append([code, sizes, loader, with_spread(rates), f"{ratio:.2f}", *costs])
+            own = f"{figures['training_process_ms_per_batch']:.1f}"
+            rows.append([code, sizes, loader, with_spread(rates), f"{ratio:.2f}", *costs, own])
     return rows

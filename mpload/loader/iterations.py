@@ -29,7 +29,8 @@ class Turns:
 
     def __init__(self) -> None:
         self.number = 0
-        self._lock = threading.Lock()
+        self._inside: dict[str, int] = {}
+        """The thread that is inside `alone`, if there is one. A lock would stay locked if Ctrl-C came just after it."""
 
     def __reduce__(self) -> tuple[type["Turns"], tuple[()]]:
         return Turns, ()
@@ -41,7 +42,8 @@ class Turns:
         Raises:
             ArgumentError: Another thread is inside.
         """
-        if not self._lock.acquire(blocking=False):
+        thread = threading.get_ident()
+        if self._inside.setdefault("thread", thread) != thread:
             raise ArgumentError(
                 "another thread is waiting for a batch of this loader. Iterate in one thread at a time, or make a "
                 "loader for each"
@@ -49,7 +51,7 @@ class Turns:
         try:
             yield
         finally:
-            self._lock.release()
+            self._inside.pop("thread", None)
 
 
 @dataclass(slots=True)

@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpload import MPLoader
 from mpload.errors import MploadWarning
 from mpload.loader.governor import Governor, GovernorState, Readings, decide, fitting_depth, reserve_bytes
 from mpload.memory.budget import WORKER_BYTES
@@ -272,19 +271,6 @@ def test_batches_ahead_take_a_bounded_number_of_bytes_but_keep_workers_busy(slot
     assert pool.depth == num_ahead
     governor.resize(131, least_depth=11)
     assert pool.depth == (131 if slot_bytes == MIB else max(num_ahead, 11))
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize(("prefetch_factor", "num_ahead"), [(None, 7), (1, 5), (9, 21)])
-def test_prefetch_factor_says_how_many_large_batches_are_made_ahead(
-    prefetch_factor: int | None, num_ahead: int
-) -> None:
-    options: dict[str, Any] = {"num_workers": 2, "collate_fn": list, "prefetch_factor": prefetch_factor}
-    with MPLoader(range(8), **options) as loader:
-        list(loader)
-        assert loader._engine is not None
-        governor = loader._engine.governor
-        assert governor._reasonable_depth(GIB) == num_ahead == governor._max_depth
 
 
 def test_workers_are_affordable_while_memory_and_budget_have_room_for_them() -> None:

@@ -23,6 +23,7 @@ from mpload import (
 )
 from mpload.errors import ArgumentError, MploadWarning
 from mpload.loader.map_options import MapArguments
+from mpload.units import GIB
 from tests.support.batches import numbers
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="worker pools need Linux")
@@ -245,3 +246,16 @@ def test_an_mpdataset_that_is_asked_for_a_sample_by_number_names_what_to_use_ins
     part, _ = random_split(numbers(folder, 20), [0.5, 0.5])
     with pytest.raises(TypeError, match="pass an index of them: `mpload select`"):
         part[0]
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(("prefetch_factor", "num_ahead"), [(None, 7), (1, 5), (9, 21)])
+def test_prefetch_factor_says_how_many_large_batches_are_made_ahead(
+    prefetch_factor: int | None, num_ahead: int
+) -> None:
+    options: dict[str, Any] = {"num_workers": 2, "collate_fn": list, "prefetch_factor": prefetch_factor}
+    with MPLoader(range(8), **options) as loader:
+        list(loader)
+        assert loader._engine is not None
+        governor = loader._engine.governor
+        assert governor._reasonable_depth(GIB) == num_ahead == governor._max_depth

@@ -4,6 +4,7 @@ import copy
 import gc
 import itertools
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from mpload import (
     MPLoader,
 )
 from mpload.errors import ArgumentError, SampleError
+from mpload.loader.iterations import Turns
 from tests.support.batches import ids, numbers
 from tests.support.decoders import broken
 from tests.support.transport_works import wait_until
@@ -134,6 +136,33 @@ def test_an_interrupt_at_any_line_loses_at_most_the_batch_that_it_interrupts(fol
         sys.settrace(None)
     assert {name for name, event in places if event != "return"} <= {"iterations.py"}
     assert state_of(loader) > before
+
+
+def test_a_loader_can_be_used_after_an_interrupt_at_any_instruction_that_keeps_other_threads_out(folder: Path) -> None:
+    loader = MPLoader(numbers(folder, 50), num_workers=0)
+    num_batches = len(list(loader))
+    for place in itertools.count():
+        left = itertools.count(place, -1)
+
+        def trace(frame: Any, event: str, _: Any, left: Iterator[int] = left) -> Any:
+            if frame.f_code is not Turns.alone.__wrapped__.__code__:  # type: ignore[attr-defined]
+                return None
+            frame.f_trace_opcodes = True
+            if event == "opcode" and next(left) == 0:
+                raise KeyboardInterrupt
+            return trace
+
+        sys.settrace(trace)
+        try:
+            next(iter(loader))
+        except KeyboardInterrupt:
+            sys.settrace(None)
+            assert len(list(loader)) == num_batches
+        else:
+            break
+        finally:
+            sys.settrace(None)
+    assert place > 20
 
 
 @pytest.mark.processes
