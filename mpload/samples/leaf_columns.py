@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from mpload.errors import FAILURES
 from mpload.samples.leaves import NUMBER_TYPES, Leaf, LeafKind, as_array, class_of, leaves_of
 
-__all__ = ["MAX_SAMPLES", "ColumnWriter", "are_small"]
+__all__ = ["ColumnWriter", "are_small"]
 
-MAX_SAMPLES = 256
+_MAX_SAMPLES = 256
 """Samples that are written at a time, at most. They stay in memory until then."""
 _MAX_SAMPLE_BYTES = 16 << 10
 """To write larger samples together saves little: most of the time is needed to copy their values."""
@@ -49,7 +49,7 @@ class ColumnWriter:
     def __init__(self, template: Any) -> None:
         self._template = template
         self._has_texts = any(leaf.is_ragged for leaf in leaves_of(template))
-        self._num_allowed = 1 if self._has_texts else MAX_SAMPLES
+        self._num_allowed = 1 if self._has_texts else _MAX_SAMPLES
         """Grows as long as texts are short."""
         self._uses_memory_again: bool | None = None
         """Whether the dataset does; None while the first samples are watched."""
@@ -108,8 +108,8 @@ class ColumnWriter:
         """Write texts and bytes to their ragged fields. Return whether all had room."""
         stops = [[*accumulate(map(len, values), initial=0)] for _, values in texts]
         mean_bytes = sum(each[-1] for each in stops) // num_samples
-        num_in_budget = MAX_SAMPLES * _MAX_SAMPLE_BYTES // (mean_bytes + 1)
-        self._num_allowed = max(1, min(2 * self._num_allowed, MAX_SAMPLES, num_in_budget))
+        num_in_budget = _MAX_SAMPLES * _MAX_SAMPLE_BYTES // (mean_bytes + 1)
+        self._num_allowed = max(1, min(2 * self._num_allowed, _MAX_SAMPLES, num_in_budget))
         return all(
             array.put_many(first, b"".join(values), np.array([ends[:-1], ends[1:]]).T.copy()).all()
             for (array, values), ends in zip(texts, stops, strict=True)

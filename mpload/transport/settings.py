@@ -116,7 +116,7 @@ def _by_name(entry: tuple[Any, ...]) -> Iterator[_Filter]:
 
 
 def _classes(category: Any) -> Iterator[type]:
-    """Yield the classes of a category, which Python lets be whatever `issubclass` takes."""
+    """Yield the classes of a category. It may be a class, a tuple of classes or a union of them."""
     inner = category if isinstance(category, tuple) else getattr(category, "__args__", None)
     if inner is None:
         yield category

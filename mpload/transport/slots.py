@@ -58,7 +58,7 @@ class RaggedField:
     usual_shape: tuple[int, ...] | None = None
     """A shape that most samples may have. Those that do lie end to end, so that they need not be copied to be stacked.
 
-    None if no shape is likelier than others.
+    None if no shape is likelier than others. One without values becomes None.
     """
 
     def __post_init__(self) -> None:
@@ -69,6 +69,8 @@ class RaggedField:
                 f"field {self.name!r}: max_sample_bytes must be at least 1, got {self.max_sample_bytes}"
             )
         object.__setattr__(self, "dtype", _plain_dtype(self.name, self.dtype))
+        if self.usual_shape is not None and not all(self.usual_shape):
+            object.__setattr__(self, "usual_shape", None)
 
     @property
     def room_bytes(self) -> int:

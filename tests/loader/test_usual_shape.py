@@ -1,4 +1,4 @@
-"""Batches of a user's own decoder are views of their slot if the samples have one shape, whoever makes them."""
+"""If all samples of a user's own decoder have one shape, their batches are views of a slot. No copy is made."""
 
 import sys
 from pathlib import Path

@@ -135,6 +135,16 @@ def test_samples_of_the_usual_shape_are_stacked_without_a_copy(
         assert array.copy().stacked(None).shape == (6, 2, 400)
 
 
+def test_an_empty_shape_is_never_the_usual_one() -> None:
+    field = RaggedField(name="pixels", num_dims=2, max_sample_bytes=64, usual_shape=(0, 3))
+    assert field.usual_shape is None
+    array = SlotRing(num_slots=1, layout=SlotLayout(num_samples=2, fields=(field,))).lend(0, 2)["pixels"]
+    array.begin(0, 2)
+    array.put(0, np.empty((0, 3), np.uint8))
+    array.put(1, np.ones((2, 3), np.uint8))
+    assert [value.shape for value in array] == [(0, 3), (2, 3)]
+
+
 def test_samples_of_the_usual_shape_leave_the_room_of_others() -> None:
     field = RaggedField(name="pixels", max_sample_bytes=64, usual_shape=(100,))
     array = SlotRing(num_slots=1, layout=SlotLayout(num_samples=3, fields=(field,))).lend(0, 3)["pixels"]

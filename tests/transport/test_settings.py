@@ -1,4 +1,4 @@
-"""Workers get the settings of the script, whatever these are, but not before they have imported its modules."""
+"""Workers get the settings of the script. Those that could make an import fail come after the imports."""
 
 import sys
 import threading
